@@ -1,0 +1,91 @@
+"""The contract between the engine and a pipeline."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from triton_diffusion.batch import DiffusionRequestBatch
+from triton_diffusion.config import EngineConfig
+from triton_diffusion.errors import FieldValueError
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.request import FIELDS, OmniDiffusionRequest
+from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
+from triton_diffusion.sampling_params_key import STRICT_FIELDS, SamplingParamsKey
+
+
+class PipelineAdapter(ABC):
+    """Drives one stock diffusers pipeline object, from one thread.
+
+    Args:
+        pipeline: the diffusers pipeline, on its device.
+        config: of the served model.
+    """
+
+    supports_request_batch: ClassVar[bool] = False
+    """`forward` accepts a batch of several requests."""
+
+    supports_step_execution: ClassVar[bool] = False
+    """The class has the four step methods of `StepwiseAdapter`."""
+
+    key_fields: ClassVar[tuple[str, ...]] = ()
+    """The sampling parameters that one forward pass cannot vary from row to row."""
+
+    def __init__(self, pipeline: Any, config: EngineConfig) -> None:
+        self.pipeline = pipeline
+        self.config = config
+        arguments = self.call_arguments = inspect.signature(type(pipeline).__call__).parameters
+        self.taken = frozenset(
+            name for name, declared in FIELDS.items() if not declared.argument or declared.argument in arguments
+        )
+        """The names of the fields that the pipeline takes: those that its call has an argument for."""
+        own: dict[str, Any] = {
+            name: arguments[declared.argument].default
+            for name, declared in SAMPLING_FIELDS.items()
+            if name in self.taken and declared.argument and name != "seed"
+        }
+        defaults = SamplingParams.parse(
+            {name: value for name, value in own.items() if isinstance(value, (int, float))}
+        )
+        self.defaults = config.default_sampling_params.with_defaults(self.complete(defaults))
+        """The sampling parameters of a request that gives none."""
+
+    @property
+    def name(self) -> str:
+        """The name of the pipeline class."""
+        return type(self.pipeline).__name__
+
+    def complete(self, defaults: SamplingParams) -> SamplingParams:
+        """The defaults of the pipeline's call, with what the call itself computes when it is given None."""
+        return defaults
+
+    def key(self, request: OmniDiffusionRequest) -> SamplingParamsKey:
+        """Requests of equal keys may share a forward pass."""
+        fields = STRICT_FIELDS if self.config.strict_batch_key else self.key_fields
+        return SamplingParamsKey.of(request.sampling_params, fields)
+
+    def check_request(self, request: OmniDiffusionRequest) -> None:
+        """Refuse what the pipeline would refuse, or do wrong without a word, before the request waits for its turn.
+
+        Raises:
+            InvalidRequestError: naming the field, the value and the remedy.
+        """
+        height, width = request.sampling_params.height, request.sampling_params.width
+        if height and width and height * width > self.config.max_pixels:
+            raise FieldValueError(
+                f"height={height} width={width}: {height * width} pixels, at most {self.config.max_pixels} "
+                "(max_pixels in config.pbtxt)"
+            )
+
+    @abstractmethod
+    def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
+        """Every denoising step of every request; one output for each request, in order."""
+
+
+def to_uint8(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Pixels in [0, 1] as UINT8, rounded as diffusers' own conversion to PIL rounds."""
+    converted: np.ndarray[Any, Any] = (pixels * 255).round().astype(np.uint8)
+    return converted

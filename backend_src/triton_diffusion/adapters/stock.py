@@ -1,0 +1,59 @@
+"""Any other diffusers pipeline: one request at a time through its stock call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+
+from triton_diffusion.adapters.adapter import PipelineAdapter, to_uint8
+from triton_diffusion.batch import DiffusionRequestBatch
+from triton_diffusion.errors import InvalidRequestError, PipelineOutputError
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.request import OmniDiffusionRequest
+
+
+class StockAdapter(PipelineAdapter):
+    """Calls the pipeline once for each image, so that image i is what the call gives for seed + i."""
+
+    def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
+        return [self._call(request) for request in batch]
+
+    def _call(self, request: OmniDiffusionRequest) -> DiffusionOutput:
+        params = request.sampling_params
+        given: dict[str, Any] = {**params.given(), "prompt": request.prompt}
+        given = {name: value for name, value in given.items() if name in self.taken}
+        for name in ("seed", "num_images_per_prompt", "output_format"):
+            given.pop(name, None)
+        if request.negative_prompt is not None:
+            given["negative_prompt"] = request.negative_prompt
+        if request.image is not None:
+            given["image"] = PIL.Image.fromarray(request.image)
+        steps = 0
+
+        def between_steps(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+            nonlocal steps
+            steps = step + 1
+            request.raise_if_stopped()
+            return tensors
+
+        if "callback_on_step_end" in self.call_arguments:
+            given["callback_on_step_end"] = between_steps
+        rows = []
+        for seed in params.row_seeds():
+            request.raise_if_stopped()
+            try:
+                result = self.pipeline(**given, generator=torch.Generator().manual_seed(seed), output_type="np")
+            except ValueError as error:  # how diffusers' check_inputs says that an argument is wrong
+                raise InvalidRequestError(f"{self.name}: {error}") from error
+            rows.append(self._pixels(result))
+        return DiffusionOutput(output=np.concatenate(rows), num_inference_steps=steps)
+
+    def _pixels(self, result: Any) -> np.ndarray[Any, Any]:
+        """The pictures or videos of a pipeline's output: [1, H, W, 3] or [1, F, H, W, 3]."""
+        pixels = np.asarray(next((result[name] for name in ("images", "frames") if name in result), None))
+        if pixels.dtype.kind != "f" or pixels.ndim not in (4, 5) or pixels.shape[-1] != 3:
+            raise PipelineOutputError(f"{self.name} returned {type(result).__name__}, which holds no images or frames")
+        return to_uint8(pixels)

@@ -1,0 +1,159 @@
+"""What config.pbtxt says about the engine. Capacity and wait are Triton's own fields; the rest are `parameters`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from triton_diffusion.errors import ConfigurationError, InvalidRequestError, did_you_mean
+from triton_diffusion.sampling_params import SamplingParams
+
+DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+}
+
+
+def _parameter(parse: Callable[[str], Any], default: Any, description: str) -> Any:
+    return dataclasses.field(default=default, metadata={"parse": parse, "description": description})
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise ValueError(f"must be one of {', '.join(DTYPES)}")
+    return DTYPES[text]
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return number
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"must be a JSON object ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
+def _sampling_params(text: str) -> SamplingParams:
+    try:
+        return SamplingParams.parse(_json_object(text))
+    except InvalidRequestError as error:
+        raise ValueError(str(error)) from None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The configuration of one served model.
+
+    Args:
+        max_num_seqs: the most requests of one wave; `max_batch_size`.
+        request_batch_max_wait_ms: what Triton waits for company; `max_queue_delay_microseconds` / 1000.
+        kind, device_id: of the Triton instance (`KIND_GPU` puts it on that GPU).
+    """
+
+    max_num_seqs: int = 1
+    request_batch_max_wait_ms: float = 0.0
+    kind: str = "KIND_AUTO"
+    device_id: int = 0
+
+    model: str = _parameter(
+        str, "", "A directory (relative to the folder of config.pbtxt, begin it with ./) or a hub id."
+    )
+    dtype: str = _parameter(_dtype, "auto", "float32, bfloat16, float16 or auto: bfloat16 on a GPU, else float32.")
+    device: str = _parameter(str, "auto", "cpu, cuda, cuda:1 … or auto: the instance's GPU, else any, else the CPU.")
+    max_queue_size: int = _parameter(_positive, 1024, "Requests that may wait; one more is refused as UNAVAILABLE.")
+    max_pixels: int = _parameter(_positive, 2048 * 2048, "The largest height times width of a request.")
+    strict_batch_key: bool = _parameter(
+        _boolean, False, "Fuse only requests with equal steps, guidance and outputs too, as vLLM-Omni does."
+    )
+    default_sampling_params: SamplingParams = _parameter(
+        _sampling_params,
+        SamplingParams(),
+        "JSON; for requests that do not give them, before the pipeline's own.",
+    )
+    from_pretrained: dict[str, Any] = dataclasses.field(
+        default_factory=dict,
+        metadata={
+            "parse": _json_object,
+            "description": "JSON; further arguments for diffusers' from_pretrained.",
+        },
+    )
+
+    @classmethod
+    def from_model_config(
+        cls, model_config: Mapping[str, Any], directory: Path, instance_kind: str = "", device_id: int = 0
+    ) -> EngineConfig:
+        """The engine's configuration from Triton's completed model configuration.
+
+        Args:
+            model_config: config.pbtxt as Triton's JSON.
+            directory: the folder of config.pbtxt.
+            instance_kind, device_id: of the instance, as Triton passes them to `initialize`.
+
+        Raises:
+            ConfigurationError: an unknown parameter or a wrong value; the message names it and the remedy.
+        """
+        declared = {name: entry["string_value"] for name, entry in model_config.get("parameters", {}).items()}
+        values: dict[str, Any] = {}
+        for name, text in declared.items():
+            if name not in PARAMETERS:
+                raise ConfigurationError(f"config.pbtxt: unknown parameter {name!r}{did_you_mean(name, PARAMETERS)}")
+            try:
+                values[name] = PARAMETERS[name].metadata["parse"](text)
+            except ValueError as error:
+                raise ConfigurationError(f"config.pbtxt: parameter {name}={text!r}: {error}") from None
+        if not values.get("model"):
+            raise ConfigurationError("config.pbtxt: parameter 'model' is missing: give a directory or a hub id")
+        max_batch_size = int(model_config.get("max_batch_size", 0))
+        if max_batch_size < 1:
+            raise ConfigurationError(
+                f"config.pbtxt: max_batch_size={max_batch_size}: must be at least 1; it is the most requests of a wave"
+            )
+        batching = model_config.get("dynamic_batching", {})
+        return cls(
+            **{**values, "model": _resolved_model(values["model"], directory)},
+            max_num_seqs=max_batch_size,
+            request_batch_max_wait_ms=int(batching.get("max_queue_delay_microseconds", 0)) / 1000,
+            kind=instance_kind.removeprefix("KIND_"),
+            device_id=device_id,
+        )
+
+
+PARAMETERS: dict[str, dataclasses.Field[Any]] = {
+    attribute.name: attribute for attribute in dataclasses.fields(EngineConfig) if "parse" in attribute.metadata
+}
+"""The parameters of config.pbtxt by name."""
+
+
+def _resolved_model(model: str, directory: Path) -> str:
+    """The directory as an absolute path; anything that is not written as a path may be a hub id."""
+    path = (directory / model).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if model.startswith((".", "/", "~")):
+        raise ConfigurationError(f"config.pbtxt: parameter model={model!r}: {path} is not a directory")
+    return model

@@ -1,0 +1,258 @@
+"""One tritonserver process: started, awaited, stopped, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from triton_diffusion.embedded.installation import TritonInstallation
+
+_ERROR_LINE = re.compile(r"^E\d{4} ")
+_LOG_LINE = re.compile(r"^[IWEF]\d{4} ")
+
+
+class TritonServerError(RuntimeError):
+    """The server did not start, or died; the message carries the server's own reason."""
+
+
+class TritonServer:
+    """A tritonserver serving `model_repository`; a context manager.
+
+    Args:
+        model_repository: the folder of models.
+        host: the address to bind; only this machine can connect by default.
+        http_port, grpc_port, metrics_port: None takes a free port.
+        exit_timeout: seconds that running requests get to finish when the server stops.
+        on_log_line: called with every line that the server prints.
+        arguments: further command line arguments for tritonserver.
+
+    Raises:
+        TritonNotFoundError: no tritonserver on this machine.
+        TritonServerError: the server did not become ready.
+    """
+
+    def __init__(
+        self,
+        model_repository: Path | str,
+        *,
+        host: str = "127.0.0.1",
+        http_port: int | None = None,
+        grpc_port: int | None = None,
+        metrics_port: int | None = None,
+        exit_timeout: float = 30.0,
+        on_log_line: Callable[[str], None] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.model_repository = Path(model_repository).resolve()
+        self.host = host
+        free_ports = iter(_free_ports(3))
+        self.http_port = http_port or next(free_ports)
+        self.grpc_port = grpc_port or next(free_ports)
+        self.metrics_port = metrics_port or next(free_ports)
+        self.exit_timeout = exit_timeout
+        self.log_lines: deque[str] = deque(maxlen=10_000)
+        self._on_log_line = on_log_line
+        self._arguments = list(arguments)
+        # A prefix of our own tells our shared memory from that of other servers on this machine.
+        self._shm_prefix = f"triton_diffusion_{uuid.uuid4().hex[:12]}_"
+        self._process: subprocess.Popen[str] | None = None
+        self._log_reader: threading.Thread | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def http_url(self) -> str:
+        return f"{self._reachable_host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{self._reachable_host}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"{self._reachable_host}:{self.metrics_port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of tritonserver; it leads a process group that also holds the Python stubs."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process; `wait_until_ready` says when it can be used."""
+        if not self.model_repository.is_dir():
+            raise TritonServerError(f"the model repository {self.model_repository} is not a directory")
+        installation = TritonInstallation.find()
+        self._scratch = tempfile.TemporaryDirectory(prefix="triton-diffusion-")
+        backends = Path(self._scratch.name)
+        installation.link_backend_directory(backends)
+        self._process = subprocess.Popen(
+            [str(installation.executable), *self._command_line(backends)],
+            env=installation.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches us, and we stop the server in order
+        )
+        self._log_reader = threading.Thread(target=self._read_log, name="tritonserver-log", daemon=True)
+        self._log_reader.start()
+
+    def wait_until_ready(self, timeout: float = 600.0, on_wait: Callable[[float], None] | None = None) -> None:
+        """Block until the server and each of its models answer that they are ready.
+
+        Args:
+            timeout: seconds; loading a large checkpoint takes minutes.
+            on_wait: called about five times a second with the seconds waited, to show progress.
+
+        Raises:
+            TritonServerError: the process ended, or `timeout` passed.
+        """
+        began = time.monotonic()
+        while not self._is_ready():
+            waited = time.monotonic() - began
+            if self.poll() is not None:
+                raise TritonServerError(self._reason(f"tritonserver exited with code {self.poll()}"))
+            if waited > timeout:
+                raise TritonServerError(self._reason(f"tritonserver was not ready after {timeout:.0f} s"))
+            if on_wait is not None:
+                on_wait(waited)
+            time.sleep(0.2)
+
+    def poll(self) -> int | None:
+        """The server's exit code, or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def wait(self) -> int:
+        """Block until the server ends by itself; its exit code."""
+        assert self._process is not None, "the server was not started"
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Let running requests finish (at most `exit_timeout` seconds), then end every process and clean up."""
+        if self._process is None:
+            return
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=self.exit_timeout + 10)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End every process of the server at once and remove what it leaves in /dev/shm."""
+        if self._process is None:
+            return
+        # A tritonserver that crashed leaves its stubs behind; they are in its process group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._log_reader is not None:
+            self._log_reader.join(timeout=5)
+        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+        self._process = None
+
+    @property
+    def _reachable_host(self) -> str:
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
+    def _command_line(self, backends: Path) -> list[str]:
+        return [
+            f"--model-repository={self.model_repository}",
+            f"--backend-directory={backends}",
+            f"--http-address={self.host}",
+            f"--http-port={self.http_port}",
+            f"--grpc-address={self.host}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-address={self.host}",
+            f"--metrics-port={self.metrics_port}",
+            f"--exit-timeout-secs={max(1, round(self.exit_timeout))}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *self._arguments,
+        ]
+
+    def _read_log(self) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.log_lines.append(line.rstrip("\n"))
+            if self._on_log_line is not None:
+                self._on_log_line(line.rstrip("\n"))
+
+    def _is_ready(self) -> bool:
+        if self._http("GET", "/v2/health/ready") is None:
+            return False
+        index = self._http("POST", "/v2/repository/index")
+        if index is None:
+            return False
+        names = {entry["name"] for entry in json.loads(index) if entry.get("state")}
+        return all(self._http("GET", f"/v2/models/{name}/ready") is not None for name in names)
+
+    def _http(self, method: str, path: str) -> bytes | None:
+        """The body of a 200 answer, else None."""
+        request = urllib.request.Request(f"http://{self.http_url}{path}", method=method, data=None)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                body: bytes = response.read()
+                return body
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def _reason(self, what: str) -> str:
+        """`what`, and the errors that the server logged (an error may run over several lines)."""
+        if self._log_reader is not None:
+            self._log_reader.join(timeout=1)
+        errors: list[str] = []
+        inside = False
+        for line in list(self.log_lines):
+            if _LOG_LINE.match(line):
+                inside = bool(_ERROR_LINE.match(line))
+            if inside and line.strip():
+                errors.append(line)
+        return "\n".join([what, *(errors or list(self.log_lines)[-20:])])
+
+
+def _free_ports(count: int) -> list[int]:
+    """`count` different free TCP ports; all sockets are held until all ports are known."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [int(held.getsockname()[1]) for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()

@@ -1,0 +1,1 @@
+"""The Triton side: the only code that imports `triton_python_backend_utils`."""

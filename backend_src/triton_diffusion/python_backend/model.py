@@ -1,0 +1,92 @@
+"""`TritonPythonModel`: what a model repository's model.py hands to Triton."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+from triton_diffusion.python_backend.logs import forward_logs
+from triton_diffusion.python_backend.outputs import OUTPUTS
+from triton_diffusion.python_backend.triton_reply import TritonReply
+from triton_diffusion.request import BATCH_KEY, FIELDS, OmniDiffusionRequest, parse_request, unique_request_id
+
+if TYPE_CHECKING:
+    from triton_diffusion.engine import DiffusionEngine
+
+logger = logging.getLogger("triton_diffusion")
+
+MICROSECONDS = 1e6
+
+
+class TritonPythonModel:
+    """Hands requests over to the engine, which answers each of them by itself.
+
+    Two rules keep the server alive: nothing may be raised out of `execute`, and every request gets exactly one
+    final answer, a forgotten one hangs its client and the shutdown.
+    """
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Declare the inputs and outputs; everything else is config.pbtxt's."""
+        for declared in FIELDS.values():
+            entry = {"name": declared.name, "data_type": declared.triton_type, "dims": declared.dims}
+            config.add_input(entry if declared.required else {**entry, "optional": True})
+        config.add_input({"name": BATCH_KEY, "data_type": "TYPE_UINT8", "dims": [-1, -1, -1], "optional": True})
+        for name, (triton_type, dims) in OUTPUTS.items():
+            config.add_output({"name": name, "data_type": triton_type, "dims": dims})
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the pipeline and start the engine.
+
+        Raises:
+            ConfigurationError: Triton reports it as the reason why the model is unavailable.
+        """
+        # Triton imports this module in a second process as well, only to complete the configuration.
+        from triton_diffusion.serving import start_engine
+
+        forward_logs(pb_utils.Logger)
+        self.engine: DiffusionEngine = start_engine(
+            json.loads(args["model_config"]),
+            Path(args["model_repository"]),
+            instance_kind=args["model_instance_kind"],
+            device_id=int(args["model_instance_device_id"] or 0),
+        )
+        self.adapter = self.engine.runner.adapter
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Parse, validate and hand over; the answers are sent later."""
+        arrivals = []
+        for request in requests:
+            reply = TritonReply(request)
+            try:
+                arrivals.append((self._parse(request, reply), reply))
+            except Exception as error:
+                reply.fail(error)
+        self.engine.add_requests(arrivals)
+
+    def finalize(self) -> None:
+        """Answer what is left, and stop."""
+        self.engine.shutdown()
+
+    def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:
+        timeout = request.timeout()
+        parsed = parse_request(
+            {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+            json.loads(request.parameters() or "{}"),
+            request_id=unique_request_id(request.request_id()),
+            pipeline=self.adapter.name,
+            taken=self.adapter.taken,
+            defaults=self.adapter.defaults,
+            random_seed=lambda: secrets.randbelow(2**31),
+            timeout=timeout / MICROSECONDS if timeout else None,
+            is_cancelled=reply.is_cancelled,
+        )
+        self.adapter.check_request(parsed)
+        return parsed

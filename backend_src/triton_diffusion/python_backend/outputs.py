@@ -1,0 +1,78 @@
+"""The outputs of a request: their declaration, and the tensors made for those that were asked for."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Set
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from triton_diffusion.errors import FieldValueError
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.receipt import Receipt
+
+OUTPUTS: dict[str, tuple[str, list[int]]] = {
+    "images": ("TYPE_UINT8", [-1, -1, -1, 3]),
+    "videos": ("TYPE_UINT8", [-1, -1, -1, -1, 3]),
+    "generated_image": ("TYPE_STRING", [-1]),
+    "seed_used": ("TYPE_INT64", [-1]),
+    "receipt": ("TYPE_STRING", [1]),
+}
+"""Triton type and shape of every output, without the batch dimension."""
+
+FRAME_MILLISECONDS = 1000 / 16
+"""How long an animation shows a frame: 16 frames a second, as Wan was trained on."""
+
+RAW_OUTPUTS = frozenset({"images", "videos"})
+
+
+def select_outputs(requested: Set[str]) -> Set[str]:
+    """The outputs to make.
+
+    A client that names none is reported by Triton as one that wants all: it gets the ones that every client can
+    read. Raw pixels, many megabytes as JSON, are for clients that name them.
+    """
+    return requested - RAW_OUTPUTS if requested >= OUTPUTS.keys() else requested
+
+
+def make_outputs(selected: Set[str], output: DiffusionOutput, receipt: Receipt) -> dict[str, np.ndarray[Any, Any]]:
+    """The selected outputs by name, each with Triton's batch dimension of 1 in front.
+
+    Raises:
+        FieldValueError: an output was asked for that this pipeline does not make.
+    """
+    pixels = output.output
+    assert pixels is not None
+    raw = "images" if pixels.ndim == 4 else "videos"
+    for name in selected & (RAW_OUTPUTS - {raw}):
+        raise FieldValueError(f"output {name!r} is not made by this model: ask for {raw!r}")
+    makers: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
+        raw: lambda: np.ascontiguousarray(pixels),
+        "generated_image": lambda: np.array(
+            [encode(picture, receipt.sampling_params.output_format or "png") for picture in pixels],
+            dtype=object,
+        ),
+        "seed_used": lambda: np.array(receipt.sampling_params.row_seeds(), dtype=np.int64),
+        "receipt": lambda: np.array([receipt.to_json().encode()], dtype=object),
+    }
+    return {name: make()[None] for name, make in makers.items() if name in selected}
+
+
+def encode(picture: np.ndarray[Any, Any], file_format: str) -> bytes:
+    """An image [H, W, 3], or a video [F, H, W, 3] as an animation, as a base64-encoded file.
+
+    Raises:
+        FieldValueError: a video as JPEG.
+    """
+    frames = [PIL.Image.fromarray(frame) for frame in (picture if picture.ndim == 4 else picture[None])]
+    animation: dict[str, Any] = {}
+    if picture.ndim == 4:
+        if file_format == "jpeg":
+            raise FieldValueError("output_format='jpeg' holds one image: ask for 'webp' or 'png' for a video")
+        animation = {"save_all": True, "append_images": frames[1:], "duration": FRAME_MILLISECONDS}
+    file = io.BytesIO()
+    frames[0].save(file, format=file_format, **animation)
+    return base64.b64encode(file.getvalue())

@@ -1,0 +1,163 @@
+"""Real diffusers pipelines with random weights, small enough to be built in a fraction of a second, offline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    PixArtAlphaPipeline,
+    PixArtTransformer2DModel,
+    StableDiffusion3Pipeline,
+    DPMSolverMultistepScheduler,
+    SD3Transformer2DModel,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
+
+
+def stable_diffusion_3(*, dtype: torch.dtype = torch.float32, scheduler: Any = None) -> Any:
+    """A StableDiffusion3Pipeline with all three text encoders; default size 64x64, sizes in steps of 4."""
+    torch.manual_seed(0)
+    t5_tokenizer = _t5_tokenizer()
+    pipeline = StableDiffusion3Pipeline(
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(shift=3.0),
+        text_encoder=_clip_text_encoder(),
+        text_encoder_2=_clip_text_encoder(),
+        text_encoder_3=_t5_encoder(t5_tokenizer),
+        tokenizer=_clip_tokenizer(),
+        tokenizer_2=_clip_tokenizer(),
+        tokenizer_3=t5_tokenizer,
+        transformer=SD3Transformer2DModel(
+            sample_size=32,
+            patch_size=2,
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=4,
+            caption_projection_dim=64,
+            joint_attention_dim=64,
+            pooled_projection_dim=64,
+            pos_embed_max_size=64,
+        ),
+        vae=_autoencoder(),
+    )
+    return _ready(pipeline, dtype)
+
+
+def pixart_alpha() -> Any:
+    """A PixArtAlphaPipeline: one of the many pipelines without an adapter."""
+    torch.manual_seed(0)
+    tokenizer = _t5_tokenizer()
+    pipeline = PixArtAlphaPipeline(
+        tokenizer=tokenizer,
+        text_encoder=_t5_encoder(tokenizer),
+        vae=_autoencoder(),
+        transformer=PixArtTransformer2DModel(
+            sample_size=32,
+            num_layers=2,
+            patch_size=2,
+            attention_head_dim=8,
+            num_attention_heads=4,
+            caption_channels=64,
+            in_channels=4,
+            out_channels=8,
+            cross_attention_dim=32,
+            norm_type="ada_norm_single",
+            norm_elementwise_affine=False,
+            norm_eps=1e-6,
+        ),
+        scheduler=DPMSolverMultistepScheduler(),
+    )
+    return _ready(pipeline, torch.float32)
+
+
+def _ready(pipeline: Any, dtype: torch.dtype) -> Any:
+    pipeline.to(dtype=dtype)
+    for component in pipeline.components.values():
+        if isinstance(component, torch.nn.Module):
+            component.eval()
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _autoencoder() -> AutoencoderKL:
+    return AutoencoderKL(
+        sample_size=32,
+        in_channels=3,
+        out_channels=3,
+        block_out_channels=(4, 8),
+        layers_per_block=1,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        shift_factor=0.0609,
+        scaling_factor=1.5035,
+    )
+
+
+def _clip_tokenizer() -> CLIPTokenizer:
+    """A CLIP tokenizer that knows bytes only."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[], model_max_length=77)
+
+
+def _clip_text_encoder() -> CLIPTextModelWithProjection:
+    tokenizer = _clip_tokenizer()
+    return CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            hidden_size=32,
+            intermediate_size=37,
+            num_attention_heads=4,
+            num_hidden_layers=2,
+            vocab_size=len(tokenizer),
+            projection_dim=32,
+        )
+    )
+
+
+def _t5_tokenizer() -> PreTrainedTokenizerFast:
+    """A T5 tokenizer that knows bytes only."""
+    specials = ["<pad>", "</s>", "<unk>"]
+    tokens = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
+    )
+
+
+def _t5_encoder(tokenizer: PreTrainedTokenizerFast) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer),
+            d_model=64,
+            d_kv=8,
+            d_ff=37,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+            tie_word_embeddings=False,
+        )
+    )
