@@ -80,9 +80,7 @@ class EngineConfig:
     kind: str = "KIND_AUTO"
     device_id: int = 0
 
-    model: str = _parameter(
-        str, "", "A directory (relative to the folder of config.pbtxt, begin it with ./) or a hub id."
-    )
+    model: str = _parameter(str, "", "A directory (begin it with ./ to mean the folder of model.py) or a hub id.")
     dtype: str = _parameter(_dtype, "auto", "float32, bfloat16, float16 or auto: bfloat16 on a GPU, else float32.")
     device: str = _parameter(str, "auto", "cpu, cuda, cuda:1 … or auto: the instance's GPU, else any, else the CPU.")
     max_queue_size: int = _parameter(_positive, 1024, "Requests that may wait; one more is refused as UNAVAILABLE.")
@@ -111,7 +109,7 @@ class EngineConfig:
 
         Args:
             model_config: config.pbtxt as Triton's JSON.
-            directory: the folder of config.pbtxt.
+            directory: the folder of model.py.
             instance_kind, device_id: of the instance, as Triton passes them to `initialize`.
 
         Raises:

@@ -116,7 +116,7 @@ def parse_request(
     Raises:
         InvalidRequestError: naming the field, the value, what is allowed and the nearest right name.
     """
-    given = {name: value for name, value in {**parameters, **tensors}.items() if name != BATCH_KEY}
+    given = {**parameters, **tensors}
     for name in given:
         if name not in FIELDS:
             raise UnknownFieldError(f"unknown field {name!r}{did_you_mean(name, taken)}")

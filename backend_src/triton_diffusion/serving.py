@@ -23,7 +23,7 @@ def start_engine(
 
     Args:
         model_config: config.pbtxt as Triton's JSON.
-        directory: the folder of config.pbtxt.
+        directory: the folder of model.py, which a relative `model` is looked up in.
 
     Raises:
         ConfigurationError: naming what cannot be served, and the remedy.

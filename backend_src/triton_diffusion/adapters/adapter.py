@@ -10,7 +10,7 @@ import numpy as np
 
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
-from triton_diffusion.errors import FieldValueError
+from triton_diffusion.errors import ConfigurationError, FieldValueError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import FIELDS, OmniDiffusionRequest
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
@@ -47,10 +47,11 @@ class PipelineAdapter(ABC):
             for name, declared in SAMPLING_FIELDS.items()
             if name in self.taken and declared.argument and name != "seed"
         }
-        defaults = SamplingParams.parse(
-            {name: value for name, value in own.items() if isinstance(value, (int, float))}
-        )
-        self.defaults = config.default_sampling_params.with_defaults(self.complete(defaults))
+        own = {name: value for name, value in own.items() if isinstance(value, (int, float))}
+        for name in config.default_sampling_params.given():
+            if name not in self.taken:
+                raise ConfigurationError(f"default_sampling_params: {name} is not taken by {self.name}")
+        self.defaults = config.default_sampling_params.with_defaults(self.complete(SamplingParams.parse(own)))
         """The sampling parameters of a request that gives none."""
 
     @property

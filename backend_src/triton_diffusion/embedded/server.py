@@ -22,8 +22,7 @@ from types import TracebackType
 
 from triton_diffusion.embedded.installation import TritonInstallation
 
-_ERROR_LINE = re.compile(r"^E\d{4} ")
-_LOG_LINE = re.compile(r"^[IWEF]\d{4} ")
+_ERROR_LINE = re.compile(r"^[EF]\d{4} .*?\] \"?(?P<message>.*?)\"?$")
 
 
 class TritonServerError(RuntimeError):
@@ -233,17 +232,15 @@ class TritonServer:
             return None
 
     def _reason(self, what: str) -> str:
-        """`what`, and the errors that the server logged (an error may run over several lines)."""
+        """`what`, with the errors that the server logged; its last lines if there are none."""
         if self._log_reader is not None:
             self._log_reader.join(timeout=1)
-        errors: list[str] = []
-        inside = False
-        for line in list(self.log_lines):
-            if _LOG_LINE.match(line):
-                inside = bool(_ERROR_LINE.match(line))
-            if inside and line.strip():
-                errors.append(line)
-        return "\n".join([what, *(errors or list(self.log_lines)[-20:])])
+        lines = list(self.log_lines)
+        errors = [match["message"] for match in map(_ERROR_LINE.match, lines) if match]
+        failures = [message for message in errors if message.startswith("failed to ")]
+        # The server appends the place in the backend's source, after this mark.
+        shown = [message.split("\\n\\nAt:")[0] for message in failures or errors or lines[-20:]]
+        return "\n".join([what, *shown])
 
 
 def _free_ports(count: int) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from triton_diffusion.errors import ConfigurationError
 from triton_diffusion.python_backend.logs import forward_logs
 from triton_diffusion.python_backend.outputs import OUTPUTS
 from triton_diffusion.python_backend.triton_reply import TritonReply
@@ -52,12 +53,16 @@ class TritonPythonModel:
         from triton_diffusion.serving import start_engine
 
         forward_logs(pb_utils.Logger)
-        self.engine: DiffusionEngine = start_engine(
-            json.loads(args["model_config"]),
-            Path(args["model_repository"]),
-            instance_kind=args["model_instance_kind"],
-            device_id=int(args["model_instance_device_id"] or 0),
-        )
+        try:
+            self.engine: DiffusionEngine = start_engine(
+                json.loads(args["model_config"]),
+                Path(args["model_repository"]) / args["model_version"],
+                instance_kind=args["model_instance_kind"],
+                device_id=int(args["model_instance_device_id"] or 0),
+            )
+        except ConfigurationError as error:
+            # Triton reports the traceback too; that of a wrong configuration helps nobody.
+            raise ConfigurationError(str(error)) from None
         self.adapter = self.engine.runner.adapter
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -77,10 +82,13 @@ class TritonPythonModel:
 
     def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:
         timeout = request.timeout()
+        parameters = json.loads(request.parameters() or "{}")
+        parameters = {name: value for name, value in parameters.items() if not name.startswith("triton_")}
+        generate_id = parameters.pop("id", "")  # how /generate passes a request's id
         parsed = parse_request(
-            {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-            json.loads(request.parameters() or "{}"),
-            request_id=unique_request_id(request.request_id()),
+            {tensor.name(): tensor.as_numpy() for tensor in request.inputs() if tensor.name() != BATCH_KEY},
+            parameters,
+            request_id=unique_request_id(request.request_id() or str(generate_id)),
             pipeline=self.adapter.name,
             taken=self.adapter.taken,
             defaults=self.adapter.defaults,

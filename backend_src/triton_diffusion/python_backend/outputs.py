@@ -47,8 +47,8 @@ def make_outputs(selected: Set[str], output: DiffusionOutput, receipt: Receipt) 
     pixels = output.output
     assert pixels is not None
     raw = "images" if pixels.ndim == 4 else "videos"
-    for name in selected & (RAW_OUTPUTS - {raw}):
-        raise FieldValueError(f"output {name!r} is not made by this model: ask for {raw!r}")
+    if selected & RAW_OUTPUTS and raw not in selected:
+        raise FieldValueError(f"output {min(selected & RAW_OUTPUTS)!r} is not made by this model: ask for {raw!r}")
     makers: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
         raw: lambda: np.ascontiguousarray(pixels),
         "generated_image": lambda: np.array(

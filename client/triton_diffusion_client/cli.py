@@ -1,0 +1,95 @@
+"""`triton-diffusion generate`: pictures from the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
+
+from triton_diffusion_client.client import DiffusionClient
+from triton_diffusion_client.prompt import PromptDict
+from triton_diffusion_client.result import GenerationResult, file_stem
+
+_TYPES: dict[str, type] = {"int": int, "float": float, "str": str}
+_SHORT = {"num_inference_steps": "--steps", "num_images_per_prompt": "-n"}
+_NOT_OFFERED = {"output_format"}  # files are always PNG: they hold the parameters
+
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a typer command an option for each sampling parameter, collected in its argument `sampling_params`."""
+
+    def wrapper(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in options}
+        params = SamplingParams.parse({name: value for name, value in given.items() if value is not None})
+        command(**arguments, sampling_params=params)
+
+    options = {name: declared for name, declared in SAMPLING_FIELDS.items() if name not in _NOT_OFFERED}
+    own = [item for item in _parameters(command) if item.name != "sampling_params"]
+    offered = []
+    for name, declared in options.items():
+        flags = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else [])]
+        option = typer.Option(
+            *flags, help=declared.description, rich_help_panel="Sampling parameters", show_default=False
+        )
+        annotation: Any = Annotated[_TYPES[declared.kind] | None, option]  # type: ignore[valid-type, name-defined]
+        offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    wrapper.__signature__ = inspect.Signature([*own, *offered])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {item.name: item.annotation for item in [*own, *offered]}
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    return wrapper
+
+
+def _parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    signature = inspect.signature(command, eval_str=True)
+    return [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in signature.parameters.values()]
+
+
+@with_sampling_options
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="Prompts; each is a request of its own.", show_default=False)],
+    sampling_params: SamplingParams,
+    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("pictures"),
+    url: Annotated[
+        str, typer.Option(help="Server; http:// in front uses HTTP instead of gRPC.", envvar="TRITON_DIFFUSION_URL")
+    ] = "localhost:8001",
+    model: Annotated[str, typer.Option(help="Name of the served model.")] = "shapes",
+    negative_prompt: Annotated[str | None, typer.Option(help="What to keep out of the pictures.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Input image of an image-conditioned pipeline.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds for one request; default: as long as it takes.")
+    ] = None,
+) -> None:
+    """Generate pictures, and write them with their prompts, seeds and parameters inside."""
+    console, errors = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
+    requests = [_prompt(prompt, negative_prompt, image) for prompt in prompts]
+    with DiffusionClient(url, model, timeout=timeout) as client:
+        results = client.generate(requests, sampling_params)
+    for position, result in enumerate(results):
+        if result.error is not None:
+            errors.print(f"[red]error[/red] {result.prompt!r}: ", end="")
+            errors.print(str(result.error), markup=False)
+            continue
+        for path in result.save(out, stem=_stem(results, position)):
+            console.print(path, markup=False)
+    if any(result.error is not None for result in results):
+        raise typer.Exit(1)
+
+
+def _prompt(prompt: str, negative_prompt: str | None, image: Path | None) -> PromptDict:
+    request: PromptDict = {"prompt": prompt}
+    if negative_prompt is not None:
+        request["negative_prompt"] = negative_prompt
+    if image is not None:
+        request["multi_modal_data"] = {"image": image}
+    return request
+
+
+def _stem(results: list[GenerationResult], position: int) -> str:
+    """The prompt's first words; numbered when there are several prompts, so that equal ones keep their files."""
+    words = file_stem(results[position].prompt)
+    return words if len(results) == 1 else f"{position + 1:0{len(str(len(results)))}d}-{words}"

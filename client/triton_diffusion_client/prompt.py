@@ -1,0 +1,75 @@
+"""What a caller may pass as a prompt."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import PIL.Image
+from triton_diffusion.errors import did_you_mean
+
+from triton_diffusion_client.errors import InvalidRequestError
+
+ImageInput = PIL.Image.Image | np.ndarray[Any, Any] | bytes | str | os.PathLike[str]
+"""An input image: PIL, an array [H, W, 3] of UINT8, the bytes of an image file, or its path."""
+
+
+class MultiModalData(TypedDict, total=False):
+    image: ImageInput
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt with what belongs to it, by vLLM-Omni's names."""
+
+    prompt: str
+    negative_prompt: str
+    multi_modal_data: MultiModalData
+
+
+Prompt = str | PromptDict
+
+
+def prompt_inputs(prompt: Prompt) -> dict[str, Any]:
+    """The request's fields that come from the prompt: `prompt`, `negative_prompt`, `image` [H, W, 3].
+
+    Raises:
+        InvalidRequestError: an unknown key, or an image that cannot be read.
+    """
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not isinstance(prompt, Mapping):
+        raise InvalidRequestError(f"a prompt is a string or a dict, not {type(prompt).__name__}")
+    known = PromptDict.__annotations__
+    for name in prompt:
+        if name not in known:
+            raise InvalidRequestError(f"unknown key {name!r} of a prompt{did_you_mean(name, known)}")
+    inputs: dict[str, Any] = {name: value for name, value in prompt.items() if name != "multi_modal_data"}
+    media = prompt.get("multi_modal_data", {})
+    for name in media:
+        if name != "image":
+            raise InvalidRequestError(f"unknown key {name!r} of multi_modal_data; known is: image")
+    if "image" in media:
+        inputs["image"] = read_image(media["image"])
+    return inputs
+
+
+def read_image(image: ImageInput) -> np.ndarray[Any, Any]:
+    """An input image as UINT8 [H, W, 3].
+
+    Raises:
+        InvalidRequestError: it is no image.
+    """
+    if isinstance(image, np.ndarray):
+        return image
+    try:
+        if isinstance(image, bytes):
+            image = PIL.Image.open(io.BytesIO(image))
+        elif not isinstance(image, PIL.Image.Image):
+            image = PIL.Image.open(Path(image))
+        return np.asarray(image.convert("RGB"))
+    except OSError as error:
+        raise InvalidRequestError(f"image cannot be read: {error}") from error

@@ -1,0 +1,3 @@
+from triton_diffusion.python_backend.model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
