@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
+    DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     PixArtAlphaPipeline,
     PixArtTransformer2DModel,
-    StableDiffusion3Pipeline,
-    DPMSolverMultistepScheduler,
     SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     CLIPTextConfig,
+    CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
     PreTrainedTokenizerFast,
@@ -82,6 +85,33 @@ def pixart_alpha() -> Any:
     return _ready(pipeline, torch.float32)
 
 
+def flux() -> Any:
+    """A FluxPipeline with distilled guidance; sizes in steps of 4."""
+    torch.manual_seed(0)
+    tokenizer = _t5_tokenizer()
+    pipeline = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=_autoencoder(),
+        text_encoder=_clip_text_encoder(CLIPTextModel),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=_t5_encoder(tokenizer),
+        tokenizer_2=tokenizer,
+        transformer=FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=64,
+            pooled_projection_dim=32,
+            axes_dims_rope=(4, 4, 8),
+            guidance_embeds=True,
+        ),
+    )
+    return _ready(pipeline, torch.float32)
+
+
 def _ready(pipeline: Any, dtype: torch.dtype) -> Any:
     pipeline.to(dtype=dtype)
     for component in pipeline.components.values():
@@ -116,9 +146,9 @@ def _clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[], model_max_length=77)
 
 
-def _clip_text_encoder() -> CLIPTextModelWithProjection:
+def _clip_text_encoder(kind: Any = CLIPTextModelWithProjection) -> Any:
     tokenizer = _clip_tokenizer()
-    return CLIPTextModelWithProjection(
+    return kind(
         CLIPTextConfig(
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,

@@ -62,7 +62,7 @@ class Field:
                 return f"one of {', '.join(self.choices)}"
             return f"{words} of {self.minimum or 0:.0f} to {self.maximum:.0f} characters" if self.maximum else words
         if self.minimum is not None and self.maximum is not None:
-            return f"{words} from {self.minimum:g} to {self.maximum:{'.0f' if self.kind == 'int' else 'g'}}"
+            return f"{words} from {self.minimum} to {self.maximum}"
         return words
 
     def parse(self, value: object) -> Any:

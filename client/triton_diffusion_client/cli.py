@@ -36,7 +36,7 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         option = typer.Option(
             *flags, help=declared.description, rich_help_panel="Sampling parameters", show_default=False
         )
-        annotation: Any = Annotated[_TYPES[declared.kind] | None, option]  # type: ignore[valid-type, name-defined]
+        annotation: Any = Annotated[_TYPES[declared.kind] | None, option]
         offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     wrapper.__signature__ = inspect.Signature([*own, *offered])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {item.name: item.annotation for item in [*own, *offered]}

@@ -31,9 +31,7 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     device = resolve_device(config)
     dtype = resolve_dtype(config.dtype, device)
     try:
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(  # type: ignore[no-untyped-call]
-            config.model, dtype=dtype, **config.from_pretrained
-        )
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(config.model, dtype=dtype, **config.from_pretrained)
         pipeline.to(device)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise ConfigurationError(f"model {config.model!r} cannot be loaded: {error}") from error

@@ -1,0 +1,58 @@
+# Every target does all of its own set-up: `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+SOURCES := backend_src client examples tests training model_repository
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(INSTALLED) ## Install everything into .venv (torch, diffusers, an embedded Triton, development tools)
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[server,embedded,development]'
+	@touch $@
+
+.PHONY: demo
+demo: setup ## Run the main job: 16 users' requests fused on a real Triton server; writes demo.png
+	$(BIN)/python -m examples.demo
+
+.PHONY: serve
+serve: setup ## Serve model_repository on ports 8000 (HTTP), 8001 (gRPC) and 8002 (metrics)
+	$(BIN)/triton-diffusion serve model_repository
+
+.PHONY: test
+test: setup ## Run all tests, those on the real Triton server included
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: setup ## Check style and types
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+.PHONY: format
+format: setup ## Format the code
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+.PHONY: train-shapes
+train-shapes: setup ## Train the shapes model anew (under an hour on two cores)
+	$(BIN)/python -m training.shapes.train --output model_repository/shapes/1/checkpoint
+
+.PHONY: check-shapes
+check-shapes: setup ## Measure how often the shapes model draws what its caption says; writes build/shapes.json
+	$(BIN)/python -m training.shapes.check
+
+.PHONY: clean
+clean: ## Remove everything that was built or installed here
+	rm -rf $(VENV) build pictures demo.png .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""The client's parts that need no server."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+from triton_diffusion.cli import app
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion_client import (
+    DiffusionClient,
+    GenerationResult,
+    InvalidRequestError,
+    Receipt,
+    SamplingParams,
+    ServerUnavailableError,
+)
+from triton_diffusion_client.prompt import prompt_inputs
+from triton_diffusion_client.result import file_stem
+from typer.testing import CliRunner
+
+PICTURE = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, [8, 6, 3], np.uint8))
+
+
+def test_an_image_may_be_given_in_many_ways(tmp_path: Path) -> None:
+    PICTURE.save(tmp_path / "picture.png")
+    file = io.BytesIO()
+    PICTURE.save(file, "png")
+    for image in (PICTURE, np.asarray(PICTURE), tmp_path / "picture.png", file.getvalue()):
+        inputs = prompt_inputs({"prompt": "a", "multi_modal_data": {"image": image}})
+        assert np.array_equal(inputs["image"], np.asarray(PICTURE))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (5, "a prompt is a string or a dict, not int"),
+        ({"promt": "a"}, "unknown key 'promt' of a prompt, did you mean 'prompt'"),
+        ({"prompt": "a", "multi_modal_data": {"audio": b""}}, "unknown key 'audio' of multi_modal_data"),
+        ({"prompt": "a", "multi_modal_data": {"image": b"no picture"}}, "image cannot be read"),
+        ({"prompt": "a", "multi_modal_data": {"image": "nowhere.png"}}, "image cannot be read: .*nowhere.png"),
+    ],
+)
+def test_a_wrong_prompt_is_explained(prompt: object, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        prompt_inputs(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stem"),
+    [
+        ("A large, red circle!", "a-large-red-circle"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("🐈", "image"),
+        ("word " * 30, "word-word-word-word-word-word-word-word"),
+    ],
+)
+def test_a_prompt_becomes_a_safe_file_name(prompt: str, stem: str) -> None:
+    assert file_stem(prompt) == stem
+
+
+def test_a_png_file_holds_all_that_makes_the_picture_again(tmp_path: Path) -> None:
+    receipt = Receipt.of(
+        "r",
+        wave_id=1,
+        wave_size=1,
+        rows=2,
+        key="",
+        sampling_params=SamplingParams(seed=7, height=8, width=6, num_images_per_prompt=2),
+        output=DiffusionOutput(),
+        queue_seconds=0,
+    )
+    result = GenerationResult(prompt="ein Kätzchen", images=[PICTURE, PICTURE], seeds=[7, 8], receipt=receipt)
+    paths = result.save(tmp_path / "new")
+    assert [path.name for path in paths] == ["ein-kätzchen-seed7.png", "ein-kätzchen-seed8.png"]
+    text = PIL.Image.open(paths[1]).info
+    assert (text["prompt"], text["seed"]) == ("ein Kätzchen", "8")
+    assert json.loads(text["parameters"]) == {"seed": 8, "height": 8, "width": 6, "num_images_per_prompt": 1}
+
+
+def test_nobody_there_is_an_error_of_each_request() -> None:
+    with DiffusionClient("127.0.0.1:1") as client:
+        assert not client.is_ready()
+        results = client.generate(["a", "b"])
+    assert [type(result.error) for result in results] == [ServerUnavailableError] * 2
+    with pytest.raises(ServerUnavailableError):
+        results[0].raise_for_error()
+
+
+def test_sampling_params_must_be_one_or_one_each() -> None:
+    with (
+        DiffusionClient("127.0.0.1:1") as client,
+        pytest.raises(InvalidRequestError, match="2 sampling_params for 3 prompts"),
+    ):
+        client.generate(["a", "b", "c"], [SamplingParams()] * 2)
+
+
+def test_the_command_offers_every_sampling_parameter() -> None:
+    text = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "200"}).output
+    for option in ("--seed", "--height", "--steps", "--guidance-scale", "--negative-prompt", "--out"):
+        assert option in text
