@@ -113,7 +113,8 @@ def flux() -> Any:
 
 
 def _ready(pipeline: Any, dtype: torch.dtype) -> Any:
-    pipeline.to(dtype=dtype)
+    if dtype != torch.float32:
+        pipeline.to(dtype=dtype)
     for component in pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             component.eval()

@@ -15,6 +15,7 @@ from triton_diffusion.errors import ConfigurationError
 from triton_diffusion.python_backend.logs import forward_logs
 from triton_diffusion.python_backend.outputs import OUTPUTS
 from triton_diffusion.python_backend.triton_reply import TritonReply
+from triton_diffusion.reply import Reply
 from triton_diffusion.request import BATCH_KEY, FIELDS, OmniDiffusionRequest, parse_request, unique_request_id
 
 if TYPE_CHECKING:
@@ -67,18 +68,29 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Parse, validate and hand over; the answers are sent later."""
-        arrivals = []
-        for request in requests:
-            reply = TritonReply(request)
-            try:
-                arrivals.append((self._parse(request, reply), reply))
-            except Exception as error:
+        replies = [TritonReply(request) for request in requests]
+        try:
+            self.engine.add_requests(self._admit(requests, replies))
+        except Exception as error:
+            logger.exception("requests could not be handed over")
+            for reply in replies:
                 reply.fail(error)
-        self.engine.add_requests(arrivals)
 
     def finalize(self) -> None:
         """Answer what is left, and stop."""
         self.engine.shutdown()
+
+    def _admit(
+        self, requests: Sequence[Any], replies: Sequence[TritonReply]
+    ) -> list[tuple[OmniDiffusionRequest, Reply]]:
+        """The requests that are valid; the others are answered here."""
+        admitted: list[tuple[OmniDiffusionRequest, Reply]] = []
+        for request, reply in zip(requests, replies, strict=True):
+            try:
+                admitted.append((self._parse(request, reply), reply))
+            except Exception as error:
+                reply.fail(error)
+        return admitted
 
     def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:
         timeout = request.timeout()

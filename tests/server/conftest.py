@@ -1,0 +1,70 @@
+"""A real tritonserver with tiny pipelines, started once for all tests that do not stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton_diffusion.embedded import TritonServer
+from triton_diffusion_client import DiffusionClient
+
+from tests.server.repository import FAULTY_MODEL, add_model
+from tests.tiny_pipelines import flux, stable_diffusion_3
+
+TINY_DEFAULTS = {"height": 32, "width": 32, "num_inference_steps": 6, "max_sequence_length": 32}
+
+
+@pytest.fixture(scope="session")
+def stable_diffusion() -> Any:
+    """The pipeline that is served, to compare with."""
+    return stable_diffusion_3()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, stable_diffusion: Any) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "stable_diffusion_3"
+    stable_diffusion.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("repository")
+    add_model(repository, "tiny", checkpoint, default_sampling_params=TINY_DEFAULTS)
+    add_model(
+        repository,
+        "one_at_a_time",
+        checkpoint,
+        max_batch_size=1,
+        max_wait_ms=0,
+        max_queue_size=2,
+        default_sampling_params=TINY_DEFAULTS,
+    )
+    add_model(repository, "faulty", checkpoint, model=FAULTY_MODEL, default_sampling_params=TINY_DEFAULTS)
+    flux_checkpoint = tmp_path_factory.mktemp("flux")
+    flux().save_pretrained(flux_checkpoint)
+    add_model(repository, "flux", flux_checkpoint, max_batch_size=4, max_wait_ms=0)
+    with TritonServer(repository) as server:
+        yield server
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(server: TritonServer, request: pytest.FixtureRequest) -> Iterator[DiffusionClient]:
+    """A client of the model `tiny`, by each protocol."""
+    url = server.grpc_url if request.param == "grpc" else server.http_url
+    with DiffusionClient(f"{request.param}://{url}", model="tiny") as client:
+        yield client
+
+
+def wait_for_log(server: TritonServer, text: str, since: int = 0, timeout: float = 15) -> str:
+    """The first log line after position `since` that holds `text`."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        for line in list(server.log_lines)[since:]:
+            if text in line:
+                return line
+        time.sleep(0.02)
+    raise AssertionError(f"no log line holds {text!r}: {list(server.log_lines)[-5:]}")

@@ -1,0 +1,93 @@
+"""On the real server: requests are fused, and each gets what it would get alone."""
+
+from __future__ import annotations
+
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from triton_diffusion.embedded import TritonServer
+from triton_diffusion_client import DiffusionClient, Prompt, Receipt, SamplingParams
+
+from tests.requests import PROMPTS, mixed_requests, stock_call
+
+
+def prompts_of(requests: list[Any]) -> list[Prompt]:
+    return [
+        request.prompt
+        if request.negative_prompt is None
+        else {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        for request in requests
+    ]
+
+
+def test_eight_requests_of_one_key_run_as_one_wave_each_as_if_alone(
+    client: DiffusionClient, stable_diffusion: Any
+) -> None:
+    requests = mixed_requests(8)
+    results = client.generate(prompts_of(requests), [request.sampling_params for request in requests])
+    receipts = [result.raise_for_error().receipt for result in results]
+    assert [receipt.wave_size for receipt in receipts if receipt] == [8] * 8
+    assert len({receipt.wave_id for receipt in receipts if receipt}) == 1
+    assert len({receipt.request_id for receipt in receipts if receipt}) == 8
+    for request, result in zip(requests, results, strict=True):
+        params = request.sampling_params
+        assert result.seeds == params.row_seeds()
+        assert result.receipt is not None
+        assert result.receipt.num_inference_steps == params.num_inference_steps
+        alone = [np.asarray(image, dtype=int) for image in stock_call(stable_diffusion, request, "pil")]
+        assert len(result.images) == len(alone)
+        for fused, stock in zip(result.images, alone, strict=True):
+            assert np.abs(np.asarray(fused, dtype=int) - stock).max() <= 1
+
+
+def test_alternating_keys_of_sixteen_clients_run_in_waves_of_four_or_more(server: TritonServer) -> None:
+    def one_client(number: int) -> list[Receipt]:
+        receipts = []
+        with DiffusionClient(server.grpc_url, model="tiny") as client:
+            for turn in range(4):
+                params = SamplingParams(seed=number, height=(16, 32)[(number + turn) % 2], num_inference_steps=4)
+                receipt = client.generate(PROMPTS[number % 8], params)[0].raise_for_error().receipt
+                assert receipt is not None
+                receipts.append(receipt)
+        return receipts
+
+    with ThreadPoolExecutor(16) as clients:
+        receipts = [receipt for receipts in clients.map(one_client, range(16)) for receipt in receipts]
+    sizes = {receipt.wave_id: receipt.wave_size for receipt in receipts}
+    assert sum(sizes.values()) == 64, "every request ran in exactly one wave"
+    assert statistics.mean(sizes.values()) >= 4
+
+
+def test_a_random_seed_is_reported_and_gives_the_same_picture_again(client: DiffusionClient) -> None:
+    first, other = client.generate(["a cat", "a cat"])
+    assert first.seeds != other.seeds
+    again = client.generate("a cat", SamplingParams(seed=first.seeds[0]))[0]
+    assert np.abs(np.asarray(again.images[0], dtype=int) - np.asarray(first.images[0], dtype=int)).max() <= 1
+
+
+def test_a_pipeline_without_an_adapter_runs_one_request_at_a_time(server: TritonServer) -> None:
+    params = SamplingParams(seed=1, height=32, width=32, num_inference_steps=2, num_images_per_prompt=2)
+    with DiffusionClient(server.grpc_url, model="flux") as client:
+        results = client.generate(["a cat", "a dog", "a bird"], params)
+    for result in results:
+        assert [image.size for image in result.raise_for_error().images] == [(32, 32)] * 2
+        assert result.receipt is not None
+        assert result.receipt.wave_size == 1
+
+
+def test_the_log_says_at_start_what_is_served_and_how(server: TritonServer) -> None:
+    line = next(
+        line for line in server.log_lines if "serving StableDiffusion3Pipeline" in line and "max_num_seqs 8" in line
+    )
+    for words in ("StableDiffusion3Adapter on cpu with torch.float32", "request batching on", "mode request-level"):
+        assert words in line
+    assert "request_batch_max_wait_ms 200" in line
+    assert any("max_num_seqs is 4, but FluxPipeline runs one request at a time" in line for line in server.log_lines)
+
+
+def test_each_prompt_may_have_parameters_of_its_own(client: DiffusionClient) -> None:
+    params = [SamplingParams(seed=seed) for seed in (1, 2)]
+    results = client.generate(["a cat", "a dog"], params)
+    assert [result.seeds for result in results] == [[1], [2]]
