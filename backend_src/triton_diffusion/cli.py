@@ -71,7 +71,7 @@ def serve(
         with console.status("starting Triton") as status:
             server.wait_until_ready(on_wait=lambda seconds: status.update(f"loading models: {seconds:.0f} s"))
         console.print(f"ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}/metrics")
-        raise TritonServerError(f"tritonserver ended by itself with code {server.wait()}")
+        raise TritonServerError(server.wait())
     except KeyboardInterrupt:
         console.print("stopping; running requests may finish (Ctrl-C again ends them)")
     except (TritonServerError, TritonNotFoundError) as error:

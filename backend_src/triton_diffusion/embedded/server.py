@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from triton_diffusion.embedded.installation import TritonInstallation
 
 _ERROR_LINE = re.compile(r"^[EF]\d{4} .*?\] \"?(?P<message>.*?)\"?$")
@@ -151,10 +153,21 @@ class TritonServer:
         """The server's exit code, or None while it runs."""
         return None if self._process is None else self._process.poll()
 
-    def wait(self) -> int:
-        """Block until the server ends by itself; its exit code."""
-        assert self._process is not None, "the server was not started"
-        return self._process.wait()
+    def wait(self) -> str:
+        """Block until the server ends by itself, or the Python process of a model dies; which of the two.
+
+        Triton neither restarts that process nor answers the requests that it held, and still calls the model
+        ready; so the server is of no use from then on, and is killed, which its clients notice.
+        """
+        was_dead = False
+        while self.poll() is None:
+            is_dead = any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process(self.pid).children())
+            if is_dead and was_dead:  # at an orderly unload it is one for a moment, too
+                self.kill()
+                return "the Python process of a model died (killed for lack of memory?)"
+            was_dead = is_dead
+            time.sleep(0.5)
+        return f"tritonserver ended by itself with code {self.poll()}"
 
     def stop(self) -> None:
         """Let running requests finish (at most `exit_timeout` seconds), then end every process and clean up."""

@@ -1,0 +1,190 @@
+"""Starting and stopping: everyone is answered, and nothing is left in the process table or in /dev/shm."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import tritonclient.http
+from triton_diffusion.embedded import TritonServer, TritonServerError
+from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams, ServerUnavailableError
+
+from tests.server.conftest import TINY_DEFAULTS
+from tests.server.repository import add_model
+
+
+@pytest.fixture
+def repository(tmp_path: Path, checkpoint: Path) -> Path:
+    path = tmp_path / "repository"
+    add_model(path, "tiny", checkpoint, max_wait_ms=0, default_sampling_params=TINY_DEFAULTS)
+    return path
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def processes(server_pid: int) -> list[int]:
+    """Tritonserver and its stubs: all that is alive of its process group."""
+    alive = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == server_pid and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process.pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            pass
+    return alive
+
+
+class InFlight:
+    """Requests that are under way while the test does something to the server."""
+
+    def __init__(self, server: TritonServer, count: int, steps: int) -> None:
+        self._results: list[GenerationResult] = []
+        self._position = len(server.log_lines)
+
+        def send() -> None:
+            with DiffusionClient(server.grpc_url, "tiny") as client:
+                self._results = client.generate(["a cat"] * count, SamplingParams(num_inference_steps=steps))
+
+        self._thread = threading.Thread(target=send)
+        self._thread.start()
+        time.sleep(0.5)
+
+    def results(self) -> list[GenerationResult]:
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive(), "a request was never answered"
+        return self._results
+
+
+def test_at_unload_and_at_sigterm_running_requests_are_answered_and_nothing_is_left(repository: Path) -> None:
+    before = shared_memory()
+    arguments = ["--model-control-mode=explicit", "--load-model=tiny"]
+    with TritonServer(repository, arguments=arguments) as server:
+        pid = server.pid
+        with closing(tritonclient.http.InferenceServerClient(server.http_url)) as control:
+            under_way = InFlight(server, count=12, steps=40)
+            control.unload_model("tiny")
+            assert [result.error for result in under_way.results()] == [None] * 12
+            control.load_model("tiny")
+        under_way = InFlight(server, count=12, steps=40)
+        assert len(processes(pid)) >= 2
+    results = under_way.results()
+    assert len(results) == 12
+    assert all(result.error is None for result in results[:8]), "what ran got its pictures"
+    assert processes(pid) == []
+    assert shared_memory() == before
+
+
+def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:
+    before = shared_memory()
+    with TritonServer(repository) as server:
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+    assert processes(pid) == []
+    assert shared_memory() == before
+
+
+def test_a_model_that_cannot_be_loaded_is_explained(repository: Path, checkpoint: Path) -> None:
+    add_model(repository, "misspelt", checkpoint, dtyp="float32")
+    before = shared_memory()
+    with pytest.raises(TritonServerError) as failed, TritonServer(repository):
+        pass
+    reason = str(failed.value)
+    assert "failed to load 'misspelt' version 1" in reason
+    assert "config.pbtxt: unknown parameter 'dtyp', did you mean 'dtype'?" in reason
+    assert ".py(" not in reason, "the way through our source helps nobody here"
+    assert shared_memory() == before
+
+
+def test_a_port_that_is_taken_is_named(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(TritonServerError, match=f"{port}.*already in use"),
+            TritonServer(repository, http_port=port),
+        ):
+            pass
+
+
+@pytest.fixture
+def serve(repository: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`triton-diffusion serve` as a user starts it, and its gRPC address."""
+    command = [sys.executable, "-m", "triton_diffusion.cli", "serve", str(repository)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if found := re.search(r"ready: gRPC (\S+), HTTP \S+, metrics \S+/metrics", line):
+            break
+    else:
+        raise AssertionError("".join(lines))
+    yield process, found[1]
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_and_generate_by_the_command_line(
+    serve: tuple[subprocess.Popen[str], str], number: signal.Signals, tmp_path: Path
+) -> None:
+    process, url = serve
+    (server,) = psutil.Process(process.pid).children()
+    command = [sys.executable, "-m", "triton_diffusion.cli", "generate", "a cat", "", "a dog", "--model", "tiny"]
+    command += ["--url", url, "--seed", "7", "--steps", "3", "-n", "2", "--out", str(tmp_path / "pictures")]
+    generated = subprocess.run(command, capture_output=True, text=True)
+    assert generated.returncode == 1, "one of the prompts was empty"
+    assert "error '': prompt='' has 0 characters" in generated.stderr
+    names = ["1-a-cat-seed7.png", "1-a-cat-seed8.png", "3-a-dog-seed7.png", "3-a-dog-seed8.png"]
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == names
+
+    before = time.monotonic()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "stopping" in errors
+    assert time.monotonic() - before < 15
+    assert processes(server.pid) == []
+
+
+def test_serve_without_a_repository_is_one_line() -> None:
+    command = [sys.executable, "-m", "triton_diffusion.cli", "serve", "nowhere"]
+    served = subprocess.run(command, capture_output=True, text=True)
+    assert served.returncode == 1
+    assert re.fullmatch(r"the model repository \S*nowhere is not a directory\n", served.stderr)
+
+
+def test_serve_ends_when_the_python_process_of_a_model_dies(serve: tuple[subprocess.Popen[str], str]) -> None:
+    # Triton would leave the clients of that process waiting for ever.
+    process, url = serve
+    (server,) = psutil.Process(process.pid).children()
+    results: list[GenerationResult] = []
+
+    def send() -> None:
+        with DiffusionClient(url, "tiny") as client:
+            results.extend(client.generate(["a cat", "a dog"], SamplingParams(num_inference_steps=1000)))
+
+    client = threading.Thread(target=send)
+    client.start()
+    time.sleep(0.5)
+    (stub,) = server.children()
+    stub.kill()
+    client.join(timeout=15)
+    assert [type(result.error) for result in results] == [ServerUnavailableError] * 2
+    assert process.wait(timeout=15) == 1
+    assert process.stderr is not None
+    assert "the Python process of a model died" in process.stderr.read()
+    assert processes(server.pid) == []
