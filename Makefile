@@ -44,6 +44,10 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+.PHONY: docs
+docs: setup ## Write docs/reference.md anew from the tables in the code
+	$(BIN)/python -m triton_diffusion.reference docs/reference.md
+
 .PHONY: train-shapes
 train-shapes: setup ## Train the shapes model anew (under an hour on two cores)
 	$(BIN)/python -m training.shapes.train --output model_repository/shapes/1/checkpoint

@@ -53,9 +53,7 @@ class SamplingParams:
         argument="strength",
         in_strict_key=True,
     )
-    num_images_per_prompt: int | None = field(
-        "Images of one request.", minimum=1, maximum=64, argument="num_images_per_prompt", in_strict_key=True
-    )
+    num_images_per_prompt: int | None = field("Images of one request.", minimum=1, maximum=64, in_strict_key=True)
     max_sequence_length: int | None = field(
         "Text tokens that the prompt is padded or cut to; it changes the picture.",
         minimum=1,

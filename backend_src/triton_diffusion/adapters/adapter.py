@@ -51,6 +51,7 @@ class PipelineAdapter(ABC):
         for name in config.default_sampling_params.given():
             if name not in self.taken:
                 raise ConfigurationError(f"default_sampling_params: {name} is not taken by {self.name}")
+        own["num_images_per_prompt"] = 1
         self.defaults = config.default_sampling_params.with_defaults(self.complete(SamplingParams.parse(own)))
         """The sampling parameters of a request that gives none."""
 

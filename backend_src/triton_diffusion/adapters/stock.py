@@ -15,6 +15,10 @@ from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
 
 
+OUR_OWN = ("num_images_per_prompt",)
+"""Arguments that the adapter itself takes care of: some pipelines mis-pair the rows of several images."""
+
+
 class StockAdapter(PipelineAdapter):
     """Calls the pipeline once for each image, so that image i is what the call gives for seed + i."""
 
@@ -22,15 +26,7 @@ class StockAdapter(PipelineAdapter):
         return [self._call(request) for request in batch]
 
     def _call(self, request: OmniDiffusionRequest) -> DiffusionOutput:
-        params = request.sampling_params
-        given: dict[str, Any] = {**params.given(), "prompt": request.prompt}
-        given = {name: value for name, value in given.items() if name in self.taken}
-        for name in ("seed", "num_images_per_prompt", "output_format"):
-            given.pop(name, None)
-        if request.negative_prompt is not None:
-            given["negative_prompt"] = request.negative_prompt
-        if request.image is not None:
-            given["image"] = PIL.Image.fromarray(request.image)
+        arguments = self._arguments(request)
         steps = 0
 
         def between_steps(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
@@ -40,16 +36,29 @@ class StockAdapter(PipelineAdapter):
             return tensors
 
         if "callback_on_step_end" in self.call_arguments:
-            given["callback_on_step_end"] = between_steps
+            arguments["callback_on_step_end"] = between_steps
         rows = []
-        for seed in params.row_seeds():
+        for seed in request.sampling_params.row_seeds():
             request.raise_if_stopped()
+            if "seed" in self.taken:
+                arguments["generator"] = torch.Generator().manual_seed(seed)
             try:
-                result = self.pipeline(**given, generator=torch.Generator().manual_seed(seed), output_type="np")
+                result = self.pipeline(**arguments)
             except ValueError as error:  # how diffusers' check_inputs says that an argument is wrong
                 raise InvalidRequestError(f"{self.name}: {error}") from error
             rows.append(self._pixels(result))
         return DiffusionOutput(output=np.concatenate(rows), num_inference_steps=steps)
+
+    def _arguments(self, request: OmniDiffusionRequest) -> dict[str, Any]:
+        """The arguments of the pipeline's call for one image of the request, without its generator."""
+        given: dict[str, Any] = {**request.sampling_params.given(), "prompt": request.prompt}
+        if request.negative_prompt is not None:
+            given["negative_prompt"] = request.negative_prompt
+        if request.image is not None:
+            given["image"] = PIL.Image.fromarray(request.image)
+        if "output_type" in self.call_arguments:
+            given["output_type"] = "np"
+        return {name: value for name, value in given.items() if name in self.call_arguments and name not in OUR_OWN}
 
     def _pixels(self, result: Any) -> np.ndarray[Any, Any]:
         """The pictures or videos of a pipeline's output: [1, H, W, 3] or [1, F, H, W, 3]."""

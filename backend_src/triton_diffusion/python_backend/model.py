@@ -40,8 +40,8 @@ class TritonPythonModel:
             entry = {"name": declared.name, "data_type": declared.triton_type, "dims": declared.dims}
             config.add_input(entry if declared.required else {**entry, "optional": True})
         config.add_input({"name": BATCH_KEY, "data_type": "TYPE_UINT8", "dims": [-1, -1, -1], "optional": True})
-        for name, (triton_type, dims) in OUTPUTS.items():
-            config.add_output({"name": name, "data_type": triton_type, "dims": dims})
+        for name, output in OUTPUTS.items():
+            config.add_output({"name": name, "data_type": output.triton_type, "dims": output.dims})
         return config
 
     def initialize(self, args: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,28 @@ from triton_diffusion.errors import FieldValueError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.receipt import Receipt
 
-OUTPUTS: dict[str, tuple[str, list[int]]] = {
-    "images": ("TYPE_UINT8", [-1, -1, -1, 3]),
-    "videos": ("TYPE_UINT8", [-1, -1, -1, -1, 3]),
-    "generated_image": ("TYPE_STRING", [-1]),
-    "seed_used": ("TYPE_INT64", [-1]),
-    "receipt": ("TYPE_STRING", [1]),
+
+@dataclass(frozen=True)
+class OutputDeclaration:
+    """A Triton output; `dims` without the batch dimension."""
+
+    triton_type: str
+    dims: list[int]
+    description: str
+
+
+OUTPUTS = {
+    "images": OutputDeclaration("TYPE_UINT8", [-1, -1, -1, 3], "Raw pixels [n, H, W, 3]; only when it is named."),
+    "videos": OutputDeclaration(
+        "TYPE_UINT8", [-1, -1, -1, -1, 3], "Raw pixels [n, F, H, W, 3]; only when it is named."
+    ),
+    "generated_image": OutputDeclaration(
+        "TYPE_STRING", [-1], "A base64 file for each image (a video as an animation)."
+    ),
+    "seed_used": OutputDeclaration("TYPE_INT64", [-1], "The seed of each image."),
+    "receipt": OutputDeclaration("TYPE_STRING", [1], "JSON: what happened to the request (see `Receipt`)."),
 }
-"""Triton type and shape of every output, without the batch dimension."""
+"""Every output by name."""
 
 FRAME_MILLISECONDS = 1000 / 16
 """How long an animation shows a frame: 16 frames a second, as Wan was trained on."""

@@ -1,0 +1,106 @@
+"""Writes docs/reference.md: every field, output, parameter and error, from the tables that the code itself uses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from triton_diffusion import errors
+from triton_diffusion.config import PARAMETERS
+from triton_diffusion.python_backend.outputs import OUTPUTS
+from triton_diffusion.request import BATCH_KEY, FIELDS
+from triton_diffusion.sampling_params import SamplingParams
+from triton_diffusion.sampling_params_key import STRICT_FIELDS
+
+
+def render() -> str:
+    """The reference as Markdown."""
+    return f"""# Reference
+
+Written by `make docs` from the tables that the code itself uses.
+
+## Inputs
+
+Each may be an input tensor or a request parameter of the same name; a tensor counts before a parameter, and that
+before the model's default. Triton batches only requests with the same set of tensors, so a parameter is the better
+choice for what differs between requests. Shapes are without the batch dimension, which is 1. A pipeline takes a
+field if its call has the argument in the last column.
+
+{_inputs()}
+
+`{BATCH_KEY}` (TYPE_UINT8, [0, h1, h2]) is optional and has no elements: its shape carries a hash of the sampling
+parameters, so that Triton's dynamic batcher puts requests together that can share a forward pass.
+
+With `strict_batch_key`, requests are fused only if these are equal: {", ".join(STRICT_FIELDS)}.
+
+## Outputs
+
+Only what a request names is made. A request that names none, or all, gets `generated_image`, `seed_used` and
+`receipt`.
+
+{_outputs()}
+
+## Parameters of config.pbtxt
+
+`max_batch_size` is the most requests of a wave (`max_num_seqs`), and `dynamic_batching.max_queue_delay_microseconds`
+is how long the first of them waits for company (`request_batch_max_wait_ms`). The rest are `parameters`:
+
+{_parameters()}
+
+## Errors
+
+```
+{(errors.__doc__ or "").strip()}
+```
+"""
+
+
+def _inputs() -> str:
+    return _table(
+        ("name", "Triton type", "shape", "allowed", "", "argument of the pipeline"),
+        (
+            (
+                f"`{field.name}`",
+                field.triton_type,
+                str(field.dims),
+                field.allowed,
+                field.description + (" Required." if field.required else ""),
+                f"`{field.argument}`" if field.argument else "every pipeline takes it",
+            )
+            for field in FIELDS.values()
+        ),
+    )
+
+
+def _outputs() -> str:
+    return _table(
+        ("name", "Triton type", "shape", ""),
+        ((f"`{name}`", output.triton_type, str(output.dims), output.description) for name, output in OUTPUTS.items()),
+    )
+
+
+def _parameters() -> str:
+    return _table(
+        ("name", "default", ""),
+        (
+            (f"`{name}`", _default(attribute.default), attribute.metadata["description"])
+            for name, attribute in PARAMETERS.items()
+        ),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+
+
+def _default(value: object) -> str:
+    if value == "":
+        return "required"
+    if isinstance(value, SamplingParams) or not isinstance(value, (str, int, float)):
+        return "`{}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render())
