@@ -32,6 +32,15 @@ def test_the_class_is_found_from_model_index_json(checkpoint: Path) -> None:
     assert torch.equal(again, original)
 
 
+def test_a_checkpoint_without_t5_needs_no_arguments(tmp_path: Path) -> None:
+    pipeline = stable_diffusion_3()
+    pipeline.register_modules(text_encoder_3=None, tokenizer_3=None)
+    pipeline.save_pretrained(tmp_path)
+    adapter = load_adapter(EngineConfig(model=str(tmp_path)))
+    request = mixed_requests(1)[0]
+    assert torch.equal(stock_call(adapter.pipeline, request, "latent"), stock_call(pipeline, request, "latent"))
+
+
 def test_arguments_for_from_pretrained_are_passed_on(checkpoint: Path) -> None:
     config = EngineConfig(model=str(checkpoint), from_pretrained={"text_encoder_3": None, "tokenizer_3": None})
     assert load_adapter(config).pipeline.text_encoder_3 is None

@@ -31,12 +31,22 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     device = resolve_device(config)
     dtype = resolve_dtype(config.dtype, device)
     try:
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(config.model, dtype=dtype, **config.from_pretrained)
+        arguments = {**absent_components(config.model), **config.from_pretrained}
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(config.model, dtype=dtype, **arguments)
         pipeline.to(device)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise ConfigurationError(f"model {config.model!r} cannot be loaded: {error}") from error
     pipeline.set_progress_bar_config(disable=True)
     return adapter_for(pipeline, config)
+
+
+def absent_components(model: str) -> dict[str, None]:
+    """The components that model_index.json says are absent (Stable Diffusion 3 without T5), as arguments.
+
+    `save_pretrained` writes them as null, and `from_pretrained` insists on being told.
+    """
+    index: dict[str, Any] = diffusers.DiffusionPipeline.load_config(model)
+    return {name: None for name, component in index.items() if component in ([None, None], (None, None))}
 
 
 def adapter_for(pipeline: Any, config: EngineConfig) -> PipelineAdapter:

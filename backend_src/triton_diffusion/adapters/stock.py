@@ -14,7 +14,6 @@ from triton_diffusion.errors import InvalidRequestError, PipelineOutputError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
 
-
 OUR_OWN = ("num_images_per_prompt",)
 """Arguments that the adapter itself takes care of: some pipelines mis-pair the rows of several images."""
 
