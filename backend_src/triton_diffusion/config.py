@@ -85,6 +85,12 @@ class EngineConfig:
     device: str = _parameter(str, "auto", "cpu, cuda, cuda:1 … or auto: the instance's GPU, else any, else the CPU.")
     max_queue_size: int = _parameter(_positive, 1024, "Requests that may wait; one more is refused as UNAVAILABLE.")
     max_pixels: int = _parameter(_positive, 2048 * 2048, "The largest height times width of a request.")
+    step_execution: bool = _parameter(
+        _boolean, False, "Step-wise continuous batching: requests join and leave between denoising steps."
+    )
+    batch_invariant: bool = _parameter(
+        _boolean, False, "The same bits whoever shares the forward pass: every pass has the rows of a full one."
+    )
     strict_batch_key: bool = _parameter(
         _boolean, False, "Fuse only requests with equal steps, guidance and outputs too, as vLLM-Omni does."
     )

@@ -5,55 +5,52 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.errors import EngineStoppedError, QueueFullError, as_error
-from triton_diffusion.model_runner import ModelRunner
+from triton_diffusion.model_runner import ModelRunner, StepProgress
 from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput
-from triton_diffusion.receipt import Receipt
+from triton_diffusion.pending import PendingRequest
 from triton_diffusion.reply import Reply
 from triton_diffusion.request import OmniDiffusionRequest
-from triton_diffusion.request_scheduler import RequestScheduler, Wave
 from triton_diffusion.sampling_params_key import SamplingParamsKey
+from triton_diffusion.scheduling import Scheduler, Wave
+from triton_diffusion.wave_log import WaveLog
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(eq=False)
-class _Pending:
-    """A request that waits or runs, and where its answer goes."""
-
-    request: OmniDiffusionRequest
-    reply: Reply
+SWEEP_SECONDS = 0.1
+"""How often the waiting requests are asked whether somebody still waits for them."""
 
 
-@dataclass
-class _WaveRecord:
-    """What the log and the receipts say about the running wave."""
-
-    wave: Wave[SamplingParamsKey]
-    started: float
-    oldest_wait: float
-    rows: int = 0
-    completed: int = 0
+def no_observer(engine: DiffusionEngine) -> None:
+    """Called after each step where nobody wants to know."""
 
 
 class DiffusionEngine:
-    """Runs requests in waves on a thread of its own; a second thread sends the answers.
+    """Runs requests on a thread of its own; a second thread sends the answers.
 
     Args:
         runner: runs the scheduled requests; used by the engine's thread alone.
-        scheduler: decides which requests run next.
+        scheduler: decides which requests take the next step: the mode of the engine.
+        after_step: called with the engine after each of its steps.
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: RequestScheduler[SamplingParamsKey]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler[SamplingParamsKey],
+        after_step: Callable[[DiffusionEngine], None] = no_observer,
+    ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self._pending: dict[str, _Pending] = {}
-        self._wave: _WaveRecord | None = None
+        self.after_step = after_step
+        self.num_steps = 0
+        self._pending: dict[str, PendingRequest] = {}
+        self._wave_log = WaveLog()
+        self._next_sweep = 0.0
         self._changed = threading.Condition()  # guards the scheduler, _pending and _stopping
         self._stopping = False
         # Encoding and sending pictures must not hold up the next forward pass.
@@ -73,6 +70,15 @@ class DiffusionEngine:
                     reply.fail(error)
             self._changed.notify()
 
+    def progress(self) -> dict[str, StepProgress]:
+        """How far every request is, by request id; those that wait are at step 0."""
+        with self._changed:
+            waiting = {
+                name: StepProgress(0, pending.request.sampling_params.num_inference_steps or 0)
+                for name, pending in self._pending.items()
+            }
+        return {**waiting, **self.runner.progress()}
+
     def shutdown(self) -> None:
         """Stop after the step that runs now; every request that is left is answered with an error."""
         with self._changed:
@@ -87,10 +93,13 @@ class DiffusionEngine:
         """Schedule, run, answer."""
         wave = self._schedule()
         if wave is None:
-            return
-        batch = DiffusionRequestBatch([self._pending[name].request for name in wave.request_ids])
-        outputs = self.runner.execute(batch)
-        self._answer(outputs)
+            self._answer(self.runner.finish_decoding())
+        else:
+            batch = DiffusionRequestBatch([self._pending[name].request for name in wave.request_ids])
+            outputs = self.runner.execute(batch)
+            self._note_step(wave, outputs)
+            self._answer(outputs)
+        self.after_step(self)
 
     def _run(self) -> None:
         while self._wait_for_work():
@@ -110,88 +119,80 @@ class DiffusionEngine:
             raise EngineStoppedError("the model is being unloaded")
         key = self.runner.adapter.key(request)
         try:
-            self.scheduler.add_request(request.request_id, key)
+            self.scheduler.add_request(request.request_id, key, request.priority or 0)
         except QueueFullError:
             # Requests whose clients are gone must not keep others out.
             self._drop_stopped(self.scheduler.waiting_ids)
-            self.scheduler.add_request(request.request_id, key)
-        self._pending[request.request_id] = _Pending(request, reply)
+            self.scheduler.add_request(request.request_id, key, request.priority or 0)
+        self._pending[request.request_id] = PendingRequest(request, reply, key)
 
     def _schedule(self) -> Wave[SamplingParamsKey] | None:
         with self._changed:
-            self._drop_stopped(self.scheduler.running_ids)
-            if not self.scheduler.num_running:
-                self._close_wave()
-                self._drop_stopped(self.scheduler.waiting_ids)
+            self._sweep()
             wave = self.scheduler.schedule()
-            if wave is not None and self._wave is None:
-                now = time.monotonic()
-                oldest = min(self._pending[name].request.arrival_time for name in wave.request_ids)
-                self._wave = _WaveRecord(wave, started=now, oldest_wait=now - oldest)
+            # Those that were let in just now may be cancelled already, and must not be encoded.
+            while wave is not None and self._drop_stopped(wave.request_ids):
+                wave = self.scheduler.schedule()
+            if wave is not None:
+                self._start(wave)
             return wave
 
-    def _drop_stopped(self, request_ids: Iterable[str]) -> None:
-        """Let out the requests that nobody waits for any more."""
+    def _start(self, wave: Wave[SamplingParamsKey]) -> None:
+        for request_id in wave.request_ids:
+            pending = self._pending[request_id]
+            if pending.started is None:
+                pending.start(wave)
+                self._wave_log.began(pending)
+
+    def _sweep(self) -> None:
+        """Now and then, answer the waiting requests that were cancelled or are too late."""
+        began = time.monotonic()
+        if began >= self._next_sweep:
+            self._drop_stopped(self.scheduler.waiting_ids)
+            ended = time.monotonic()
+            self._next_sweep = ended + max(SWEEP_SECONDS, 10 * (ended - began))  # never more than a tenth of the time
+
+    def _drop_stopped(self, request_ids: Iterable[str]) -> list[str]:
+        """Let out, and return, the requests that nobody waits for any more."""
+        dropped = []
         for request_id in request_ids:
             try:
                 self._pending[request_id].request.raise_if_stopped()
             except Exception as error:
                 self._fail([request_id], error)
+                dropped.append(request_id)
+        return dropped
+
+    def _note_step(self, wave: Wave[SamplingParamsKey], outputs: BatchRunnerOutput) -> None:
+        self.num_steps += 1
+        for request_id in outputs.stepped:
+            self._pending[request_id].took_step(wave, len(outputs.stepped), outputs.rows)
+        with self._changed:
+            # A request that only has to be decoded makes room for another one.
+            self.scheduler.finish_requests(outputs.denoised)
 
     def _answer(self, outputs: BatchRunnerOutput) -> None:
-        assert self._wave is not None
-        self._wave.rows = max(self._wave.rows, outputs.max_rows)
         for request_id, output in outputs.items():
             if output.error is not None:
                 self._fail([request_id], output.error)
             else:
                 self._succeed(request_id, output)
-        with self._changed:
-            if not self.scheduler.num_running:
-                self._close_wave()
 
     def _succeed(self, request_id: str, output: DiffusionOutput) -> None:
-        record = self._wave
-        assert record is not None
         pending = self._pending[request_id]
-        receipt = Receipt.of(
-            request_id,
-            wave_id=record.wave.wave_id,
-            wave_size=len(record.wave.request_ids),
-            rows=record.rows,
-            key=str(record.wave.key),
-            sampling_params=pending.request.sampling_params,
-            output=output,
-            queue_seconds=record.started - pending.request.arrival_time,
-        )
-        record.completed += 1
+        receipt = pending.receipt(output)
         self._release(request_id)
+        self._wave_log.ended(pending, completed=True)
         self._responder.submit(pending.reply.succeed, output, receipt)
 
     def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
         for request_id in list(request_ids):
             pending = self._release(request_id)
+            self._wave_log.ended(pending, completed=False)
             self._responder.submit(pending.reply.fail, as_error(error))
 
-    def _release(self, request_id: str) -> _Pending:
+    def _release(self, request_id: str) -> PendingRequest:
         with self._changed:
             self.scheduler.finish_requests([request_id])
             self.runner.release([request_id])
             return self._pending.pop(request_id)
-
-    def _close_wave(self) -> None:
-        """Write the wave's line into the log."""
-        record, self._wave = self._wave, None
-        if record is None:
-            return
-        logger.info(
-            "wave %d: %d requests (%d completed), %d rows, key [%s], waited %.1f ms, ran %.1f ms, %d waiting",
-            record.wave.wave_id,
-            len(record.wave.request_ids),
-            record.completed,
-            record.rows,
-            record.wave.key,
-            record.oldest_wait * 1000,
-            (time.monotonic() - record.started) * 1000,
-            self.scheduler.num_waiting,
-        )

@@ -6,17 +6,24 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from triton_diffusion.adapters import PipelineAdapter, RequestState, StepwiseAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
-from triton_diffusion.errors import TritonDiffusionError, as_error
+from triton_diffusion.errors import CollateError, PipelineOutputError, TritonDiffusionError, as_error
 from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+
+class StepProgress(NamedTuple):
+    """Denoising steps that a request has taken, of all that it takes."""
+
+    step: int
+    steps: int
 
 
 class ModelRunner:
@@ -33,15 +40,35 @@ class ModelRunner:
 
     @property
     def num_live_states(self) -> int:
-        """Requests between two steps."""
+        """Requests that have begun and not ended."""
         return len(self._states)
+
+    def progress(self) -> dict[str, StepProgress]:
+        """The steps that each live request has taken, and has to take in all."""
+        return {
+            request_id: StepProgress(state.step_index, len(state.timesteps))
+            for request_id, state in list(self._states.items())
+        }
 
     @torch.inference_mode()
     def execute(self, batch: DiffusionRequestBatch) -> BatchRunnerOutput:
-        """Bring every request of `batch` one step further; the results of those that ended."""
+        """Bring every request of `batch` one step further; the results of those that ended.
+
+        While other requests still take steps, at most one newcomer is encoded and about one finished request is
+        decoded, so that these wait for no more than that between two steps; the rest have their turn next time.
+        """
         if isinstance(self.adapter, StepwiseAdapter):
             return self._execute_step(self.adapter, batch)
         return self._execute_forward(batch)
+
+    @torch.inference_mode()
+    def finish_decoding(self) -> BatchRunnerOutput:
+        """Decode every request that has taken all of its steps."""
+        ended: dict[str, DiffusionOutput] = {}
+        if isinstance(self.adapter, StepwiseAdapter):
+            self._decode(self.adapter, ended)
+        self.release(ended)
+        return BatchRunnerOutput(ended)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget the state of requests that go no further."""
@@ -53,7 +80,8 @@ class ModelRunner:
         try:
             outputs = BatchRunnerOutput.from_forward(batch, self.adapter.forward(batch), self.adapter.name)
         except Exception as error:
-            return BatchRunnerOutput(dict.fromkeys(batch.request_ids, _failed(error)))
+            ids = batch.request_ids
+            return BatchRunnerOutput(dict.fromkeys(ids, _failed(error)), stepped=ids, denoised=ids)
         for output in outputs.values():
             output.stage_durations.setdefault("denoise", time.monotonic() - began)
         return outputs
@@ -61,28 +89,50 @@ class ModelRunner:
     def _execute_step(self, adapter: StepwiseAdapter, batch: DiffusionRequestBatch) -> BatchRunnerOutput:
         ended: dict[str, DiffusionOutput] = {}
 
-        # 1. Encode the newcomers
-        for request in batch:
-            if request.request_id not in self._states:
-                with self._own_error(request.request_id, ended):
-                    state = self._timed("encode", adapter.prepare_encode, request)
-                    self._states[request.request_id] = state
+        # 1. Encode newcomers
+        newcomers = [request for request in batch if request.request_id not in self._states]
+        for request in newcomers[:1] if self._is_denoising() else newcomers:
+            with self._own_error(request.request_id, ended):
+                self._join(self._timed("encode", adapter.prepare_encode, request))
 
         # 2. One fused step of all
-        running = [self._states[name] for name in batch.request_ids if name in self._states]
-        self._denoise(adapter, [state for state in running if not state.is_finished], ended)
-
-        # 3. Decode those that are finished
-        for state in running:
-            request_id = state.request.request_id
-            if state.is_finished and request_id not in ended:
-                with self._own_error(request_id, ended):
-                    self._timed("denoise", _synchronize, state)
-                    output = self._timed("decode", adapter.post_decode, state)
-                    output.stage_durations = state.stage_durations
-                    ended[request_id] = output
+        states = [self._states[name] for name in batch.request_ids if name in self._states]
+        self._denoise(adapter, states, ended)
         self.release(ended)
-        return BatchRunnerOutput(ended, max_rows=sum(state.num_rows for state in running))
+        denoised = [state.request.request_id for state in states if state.is_finished]
+
+        # 3. Decode
+        self._decode(adapter, ended)
+        self.release(ended)
+        return BatchRunnerOutput(
+            ended,
+            stepped=[state.request.request_id for state in states],
+            denoised=denoised,
+            rows=sum(state.num_rows for state in states),
+        )
+
+    def _is_denoising(self) -> bool:
+        return any(not state.is_finished for state in self._states.values())
+
+    def _join(self, state: RequestState) -> None:
+        """Let an encoded request run; all live latents have one dtype, as a fused pass needs it."""
+        for other in self._states.values():
+            if other.latents.dtype != state.latents.dtype:
+                raise CollateError(f"latents of {state.latents.dtype} cannot join those of {other.latents.dtype}")
+        self._states[state.request.request_id] = state
+
+    def _decode(self, adapter: StepwiseAdapter, ended: dict[str, DiffusionOutput]) -> None:
+        finished = [state for state in self._states.values() if state.is_finished]
+        if self._is_denoising():
+            # One, and more only when they come faster than that.
+            finished = finished[: 1 + len(finished) // adapter.config.max_num_seqs]
+        for state in finished:
+            with self._own_error(state.request.request_id, ended):
+                state.request.raise_if_stopped()
+                self._timed("denoise", _synchronize, state)
+                output = self._timed("decode", adapter.post_decode, state)
+                output.stage_durations = state.stage_durations
+                ended[state.request.request_id] = output
 
     def _denoise(
         self, adapter: StepwiseAdapter, states: list[RequestState], ended: dict[str, DiffusionOutput]
@@ -91,7 +141,9 @@ class ModelRunner:
             return
         try:
             began = time.monotonic()
-            predictions = adapter.denoise_step(states)
+            predictions = list(adapter.denoise_step(states))
+            if len(predictions) != len(states):  # before any state changes
+                raise PipelineOutputError(f"{adapter.name}: {len(predictions)} predictions for {len(states)} requests")
             for state, prediction in zip(states, predictions, strict=True):
                 with self._own_error(state.request.request_id, ended):
                     adapter.step_scheduler(state, prediction)

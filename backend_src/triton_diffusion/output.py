@@ -30,12 +30,27 @@ class DiffusionOutput:
 
 
 class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
-    """The results of the requests that ended in one step of the engine, by request id."""
+    """The results of the requests that ended in one step of the engine, by request id.
 
-    def __init__(self, outputs: Mapping[str, DiffusionOutput], max_rows: int = 0) -> None:
+    Args:
+        outputs: pictures or errors, of requests that need nothing more.
+        stepped: the requests that took the step.
+        denoised: those of them that need no further one.
+        rows: the rows of all requests that took it.
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, DiffusionOutput],
+        *,
+        stepped: Sequence[str] = (),
+        denoised: Sequence[str] = (),
+        rows: int = 0,
+    ) -> None:
         self._outputs = dict(outputs)
-        self.max_rows = max_rows
-        """The most rows that shared one forward pass in this step."""
+        self.stepped = stepped
+        self.denoised = denoised
+        self.rows = rows
 
     @classmethod
     def from_forward(cls, batch: DiffusionRequestBatch, returned: object, pipeline: str) -> BatchRunnerOutput:
@@ -55,7 +70,9 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
             raise PipelineOutputError(f"{contract}; it returned {len(returned)}")
         for position, output in enumerate(returned):
             _check(output, f"{contract}; element {position}")
-        return cls(dict(zip(batch.request_ids, returned, strict=True)), max_rows=batch.num_reqs)
+        ids = batch.request_ids
+        rows = sum(params.num_images_per_prompt or 1 for params in batch.sampling_params_list)
+        return cls(dict(zip(ids, returned, strict=True)), stepped=ids, denoised=ids, rows=rows)
 
     def __getitem__(self, request_id: str) -> DiffusionOutput:
         return self._outputs[request_id]

@@ -50,6 +50,9 @@ class OmniDiffusionRequest:
     image: np.ndarray[Any, Any] | None = field(
         "The input image of an image-conditioned pipeline, RGB [height, width, 3].", argument="image"
     )
+    priority: int | None = field(
+        "Order among the waiting requests: the smaller goes first. Default: 0.", minimum=-100, maximum=100
+    )
     request_id: str
     sampling_params: SamplingParams = SamplingParams()
     arrival_time: float = dataclasses.field(default_factory=time.monotonic)

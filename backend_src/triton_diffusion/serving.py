@@ -3,56 +3,88 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from triton_diffusion.adapters import PipelineAdapter, load_adapter
 from triton_diffusion.config import EngineConfig
-from triton_diffusion.engine import DiffusionEngine
+from triton_diffusion.engine import DiffusionEngine, no_observer
+from triton_diffusion.errors import ConfigurationError
 from triton_diffusion.model_runner import ModelRunner
-from triton_diffusion.request_scheduler import RequestScheduler
+from triton_diffusion.scheduling import RequestScheduler, Scheduler, StepScheduler
 
 logger = logging.getLogger(__name__)
 
 
+STEP_METHODS = ("prepare_encode", "denoise_step", "step_scheduler", "post_decode")
+
+
 def start_engine(
-    model_config: Mapping[str, Any], directory: Path, instance_kind: str = "", device_id: int = 0
+    model_config: Mapping[str, Any],
+    directory: Path,
+    instance_kind: str = "",
+    device_id: int = 0,
+    after_step: Callable[[DiffusionEngine], None] = no_observer,
 ) -> DiffusionEngine:
     """Load the model that config.pbtxt names, and start the engine that runs it.
 
     Args:
         model_config: config.pbtxt as Triton's JSON.
         directory: the folder of model.py, which a relative `model` is looked up in.
+        after_step: called with the engine after each of its steps.
 
     Raises:
         ConfigurationError: naming what cannot be served, and the remedy.
     """
     config = EngineConfig.from_model_config(model_config, directory, instance_kind, device_id)
-    engine = build_engine(load_adapter(config), config)
+    engine = build_engine(load_adapter(config), config, after_step)
     engine.start()
     return engine
 
 
-def build_engine(adapter: PipelineAdapter, config: EngineConfig) -> DiffusionEngine:
-    """An engine for `adapter`; a pipeline that cannot be fused runs one request at a time."""
+def build_engine(
+    adapter: PipelineAdapter, config: EngineConfig, after_step: Callable[[DiffusionEngine], None] = no_observer
+) -> DiffusionEngine:
+    """An engine for `adapter` in the mode of `config`; a pipeline that cannot be fused runs one request at a time.
+
+    Raises:
+        ConfigurationError: step_execution for an adapter without the step methods.
+    """
+    if config.step_execution:
+        _check_step_execution(adapter, config)
     batching = adapter.supports_request_batch and config.max_num_seqs > 1
-    scheduler = RequestScheduler[Any](config.max_num_seqs if batching else 1, config.max_queue_size)
-    pipeline = adapter.pipeline
+    policy: type[Scheduler[Any]] = StepScheduler if config.step_execution else RequestScheduler
+    scheduler = policy(config.max_num_seqs if batching else 1, config.max_queue_size)
     logger.info(
         "serving %s by %s on %s with %s: request batching %s, max_num_seqs %d, request_batch_max_wait_ms %g, "
         "mode %s, key [%s], max_queue_size %d",
         adapter.name,
         type(adapter).__name__,
-        pipeline.device,
-        pipeline.dtype,
+        adapter.pipeline.device,
+        adapter.pipeline.dtype,
         "on" if batching else "off",
         config.max_num_seqs,
         config.request_batch_max_wait_ms,
-        "request-level" if batching else "serial",
+        "step-wise" if config.step_execution else "request-level" if batching else "serial",
         " ".join(adapter.key_fields),
         config.max_queue_size,
     )
     if config.max_num_seqs > 1 and not batching:
         logger.warning("max_num_seqs is %d, but %s runs one request at a time", config.max_num_seqs, adapter.name)
-    return DiffusionEngine(ModelRunner(adapter), scheduler)
+    return DiffusionEngine(ModelRunner(adapter), scheduler, after_step)
+
+
+def _check_step_execution(adapter: PipelineAdapter, config: EngineConfig) -> None:
+    if not adapter.supports_step_execution:
+        missing = [name for name in STEP_METHODS if not hasattr(adapter, name)]
+        raise ConfigurationError(
+            f"step_execution: {type(adapter).__name__}, which drives {adapter.name}, has no {', '.join(missing)}; "
+            "set step_execution to false"
+        )
+    if config.request_batch_max_wait_ms:
+        logger.warning(
+            "step_execution: a request may join at any step, so the engine waits for no company; Triton still holds "
+            "requests back for %g ms: remove max_queue_delay_microseconds",
+            config.request_batch_max_wait_ms,
+        )

@@ -17,7 +17,7 @@ from triton_diffusion.errors import (
 )
 from triton_diffusion.model_runner import ModelRunner
 from triton_diffusion.output import DiffusionOutput
-from triton_diffusion.request_scheduler import RequestScheduler
+from triton_diffusion.scheduling import RequestScheduler
 
 from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
 
@@ -211,7 +211,7 @@ def test_a_fault_of_our_own_answers_everyone_and_the_engine_lives_on(
             "execute": (engine.runner, "execute"),
             "schedule": (engine.scheduler, "schedule"),
             "key": (adapter, "key"),
-            "receipt": ("triton_diffusion.engine.Receipt.of",),
+            "receipt": ("triton_diffusion.pending.PendingRequest.receipt",),
             "is_cancelled": ("triton_diffusion.request.OmniDiffusionRequest.raise_if_stopped",),
         }
         patch.setattr(*targets[place], fault)  # type: ignore[call-overload]

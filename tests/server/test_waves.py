@@ -35,7 +35,7 @@ def test_eight_requests_of_one_key_run_as_one_wave_each_as_if_alone(
         params = request.sampling_params
         assert result.seeds == params.row_seeds()
         assert result.receipt is not None
-        assert result.receipt.num_inference_steps == params.num_inference_steps
+        assert result.receipt.steps == params.num_inference_steps
         alone = [np.asarray(image, dtype=int) for image in stock_call(stable_diffusion, request, "pil")]
         assert len(result.images) == len(alone)
         for fused, stock in zip(result.images, alone, strict=True):

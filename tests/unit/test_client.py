@@ -10,18 +10,18 @@ import numpy as np
 import PIL.Image
 import pytest
 from triton_diffusion.cli import app
-from triton_diffusion.output import DiffusionOutput
 from triton_diffusion_client import (
     DiffusionClient,
     GenerationResult,
     InvalidRequestError,
-    Receipt,
     SamplingParams,
     ServerUnavailableError,
 )
 from triton_diffusion_client.prompt import prompt_inputs
 from triton_diffusion_client.result import file_stem
 from typer.testing import CliRunner
+
+from tests.receipts import receipt_of
 
 PICTURE = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, [8, 6, 3], np.uint8))
 
@@ -64,16 +64,7 @@ def test_a_prompt_becomes_a_safe_file_name(prompt: str, stem: str) -> None:
 
 
 def test_a_png_file_holds_all_that_makes_the_picture_again(tmp_path: Path) -> None:
-    receipt = Receipt.of(
-        "r",
-        wave_id=1,
-        wave_size=1,
-        rows=2,
-        key="",
-        sampling_params=SamplingParams(seed=7, height=8, width=6, num_images_per_prompt=2),
-        output=DiffusionOutput(),
-        queue_seconds=0,
-    )
+    receipt = receipt_of(seed=7, height=8, width=6, num_images_per_prompt=2)
     result = GenerationResult(prompt="ein Kätzchen", images=[PICTURE, PICTURE], seeds=[7, 8], receipt=receipt)
     paths = result.save(tmp_path / "new")
     assert [path.name for path in paths] == ["ein-kätzchen-seed7.png", "ein-kätzchen-seed8.png"]

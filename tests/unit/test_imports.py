@@ -17,7 +17,7 @@ import pytest
         "triton_diffusion.cli",
         "triton_diffusion.embedded",
         "triton_diffusion.request",
-        "triton_diffusion.request_scheduler",
+        "triton_diffusion.scheduling",
         "triton_diffusion.config",
         "triton_diffusion.python_backend.outputs",
     ],

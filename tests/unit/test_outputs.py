@@ -12,22 +12,14 @@ from triton_diffusion.errors import FieldValueError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.python_backend.outputs import OUTPUTS, make_outputs, select_outputs
 from triton_diffusion.receipt import Receipt
-from triton_diffusion.sampling_params import SamplingParams
+
+from tests.receipts import receipt_of
 
 PIXELS = np.random.default_rng(0).integers(0, 256, [2, 8, 8, 3], np.uint8)
 
 
 def receipt(**params: str) -> Receipt:
-    return Receipt.of(
-        "r",
-        wave_id=1,
-        wave_size=1,
-        rows=2,
-        key="",
-        sampling_params=SamplingParams(seed=5, num_images_per_prompt=2, **params),  # type: ignore[arg-type]
-        output=DiffusionOutput(),
-        queue_seconds=0,
-    )
+    return receipt_of(seed=5, num_images_per_prompt=2, **params)
 
 
 def test_a_client_that_names_no_output_gets_those_that_everyone_can_read() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_diffusion.errors import QueueFullError
-from triton_diffusion.request_scheduler import RequestScheduler
+from triton_diffusion.scheduling import RequestScheduler
 
 
 def scheduler(max_num_seqs: int = 4, max_queue_size: int = 100) -> RequestScheduler[str]:

@@ -105,11 +105,19 @@ class StepwiseAdapter(PipelineAdapter):
         """
         limit = 2 * self.config.max_num_seqs
         rows = len(next(iter(tensors.values())))
-        outputs = [
-            module(**{name: tensor[start : start + limit] for name, tensor in tensors.items()}, return_dict=False)[0]
-            for start in range(0, rows, limit)
-        ]
+        outputs = []
+        for start in range(0, rows, limit):
+            part = {name: tensor[start : start + limit] for name, tensor in tensors.items()}
+            if self.config.batch_invariant:
+                # Matrix products round differently for different numbers of rows, so there is always the same number.
+                part = {name: _padded(tensor, limit) for name, tensor in part.items()}
+            outputs.append(module(**part, return_dict=False)[0][: rows - start])
         return torch.cat(outputs)
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """`tensor` with its first row repeated at the end until there are `rows`."""
+    return torch.cat([tensor, tensor[:1].expand(rows - len(tensor), *tensor.shape[1:])])
 
 
 def own_scheduler(scheduler: Any, num_inference_steps: int, device: torch.device, **arguments: Any) -> Any:

@@ -51,6 +51,7 @@ class TritonPythonModel:
             ConfigurationError: Triton reports it as the reason why the model is unavailable.
         """
         # Triton imports this module in a second process as well, only to complete the configuration.
+        from triton_diffusion.python_backend.metrics import EngineMetrics
         from triton_diffusion.serving import start_engine
 
         forward_logs(pb_utils.Logger)
@@ -60,6 +61,7 @@ class TritonPythonModel:
                 Path(args["model_repository"]) / args["model_version"],
                 instance_kind=args["model_instance_kind"],
                 device_id=int(args["model_instance_device_id"] or 0),
+                after_step=EngineMetrics(args["model_name"], args["model_instance_name"]),
             )
         except ConfigurationError as error:
             # Triton reports the traceback too; that of a wrong configuration helps nobody.

@@ -1,0 +1,62 @@
+"""A request on its way through the engine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.receipt import Receipt
+from triton_diffusion.reply import Reply
+from triton_diffusion.request import OmniDiffusionRequest
+from triton_diffusion.sampling_params_key import SamplingParamsKey
+from triton_diffusion.scheduling import Wave
+
+
+@dataclass(eq=False)
+class PendingRequest:
+    """A request that waits or runs, where its answer goes, and what has happened to it so far."""
+
+    request: OmniDiffusionRequest
+    reply: Reply
+    key: SamplingParamsKey
+    started: float | None = None
+    joined_at_wave: int = 0
+    wave_id: int = 0
+    wave_size: int = 0
+    rows_per_step: list[int] = field(default_factory=list)
+
+    def start(self, wave: Wave[SamplingParamsKey]) -> None:
+        """Note that the request begins to run."""
+        self.started = time.monotonic()
+        self.joined_at_wave = wave.wave_id
+
+    def took_step(self, wave: Wave[SamplingParamsKey], requests: int, rows: int) -> None:
+        """Note a step that the request took together with others, itself included in both numbers."""
+        self.wave_id = wave.wave_id
+        self.wave_size = max(self.wave_size, requests)
+        self.rows_per_step.append(rows)
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long the request waited in the engine before its first step."""
+        return (self.started or time.monotonic()) - self.request.arrival_time
+
+    def receipt(self, output: DiffusionOutput) -> Receipt:
+        """The receipt that goes with `output`."""
+        milliseconds = {stage: round(seconds * 1000, 3) for stage, seconds in output.stage_durations.items()}
+        return Receipt(
+            request_id=self.request.request_id,
+            wave_id=self.wave_id,
+            joined_at_wave=self.joined_at_wave,
+            wave_size=self.wave_size,
+            rows=max(self.rows_per_step, default=0),
+            rows_per_step=self.rows_per_step,
+            steps=output.num_inference_steps,
+            key=str(self.key),
+            sampling_params=self.request.sampling_params,
+            queue_ms=round(self.queue_seconds * 1000, 3),
+            encode_ms=milliseconds.get("encode", 0.0),
+            denoise_ms=milliseconds.get("denoise", 0.0),
+            decode_ms=milliseconds.get("decode", 0.0),
+        )

@@ -1,0 +1,57 @@
+"""One line in the log for each wave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from triton_diffusion.pending import PendingRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Line:
+    """What is known of the requests that began together."""
+
+    key: str
+    began: float
+    requests: int = 0
+    left: int = 0
+    completed: int = 0
+    rows: int = 0
+    longest_wait: float = 0.0
+
+
+class WaveLog:
+    """Logs the requests that began together, when the last of them has ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Line] = {}
+
+    def began(self, pending: PendingRequest) -> None:
+        line = self._open.setdefault(pending.joined_at_wave, _Line(str(pending.key), time.monotonic()))
+        line.requests += 1
+        line.left += 1
+        line.longest_wait = max(line.longest_wait, pending.queue_seconds)
+
+    def ended(self, pending: PendingRequest, *, completed: bool) -> None:
+        line = self._open.get(pending.joined_at_wave)
+        if line is None:  # it never began
+            return
+        line.left -= 1
+        line.completed += completed
+        line.rows = max(line.rows, *pending.rows_per_step, 0)
+        if line.left == 0:
+            del self._open[pending.joined_at_wave]
+            logger.info(
+                "wave %d: %d requests (%d completed), %d rows, key [%s], waited %.1f ms, ran %.1f ms",
+                pending.joined_at_wave,
+                line.requests,
+                line.completed,
+                line.rows,
+                line.key,
+                line.longest_wait * 1000,
+                (time.monotonic() - line.began) * 1000,
+            )
