@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
-SOURCES := backend_src client examples tests training model_repository
+SOURCES := backend_src benchmarks client examples tests training model_repository
 
 .DEFAULT_GOAL := help
 
@@ -43,6 +43,10 @@ lint: setup ## Check style and types
 format: setup ## Format the code
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+.PHONY: bench-stepwise
+bench-stepwise: setup ## Measure step-wise against request-level batching; writes build/stepwise.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stepwise
 
 .PHONY: docs
 docs: setup ## Write docs/reference.md anew from the tables in the code

@@ -19,7 +19,7 @@ from triton_diffusion_client.errors import (
     ServerError,
     ServerUnavailableError,
 )
-from triton_diffusion_client.prompt import Prompt, PromptDict
+from triton_diffusion_client.prompt import Prompt
 from triton_diffusion_client.result import GenerationResult
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "GenerationResult",
     "InvalidRequestError",
     "Prompt",
-    "PromptDict",
     "Receipt",
     "RequestCancelledError",
     "SamplingParams",

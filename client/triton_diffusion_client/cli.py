@@ -12,7 +12,7 @@ from rich.console import Console
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 from triton_diffusion_client.client import DiffusionClient
-from triton_diffusion_client.prompt import PromptDict
+from triton_diffusion_client.prompt import Prompt
 from triton_diffusion_client.result import GenerationResult, file_stem
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str}
@@ -80,8 +80,8 @@ def generate(
         raise typer.Exit(1)
 
 
-def _prompt(prompt: str, negative_prompt: str | None, image: Path | None) -> PromptDict:
-    request: PromptDict = {"prompt": prompt}
+def _prompt(prompt: str, negative_prompt: str | None, image: Path | None) -> Prompt:
+    request: dict[str, object] = {"prompt": prompt}
     if negative_prompt is not None:
         request["negative_prompt"] = negative_prompt
     if image is not None:

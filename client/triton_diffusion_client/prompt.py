@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -18,19 +18,10 @@ ImageInput = PIL.Image.Image | np.ndarray[Any, Any] | bytes | str | os.PathLike[
 """An input image: PIL, an array [H, W, 3] of UINT8, the bytes of an image file, or its path."""
 
 
-class MultiModalData(TypedDict, total=False):
-    image: ImageInput
+Prompt = str | Mapping[str, object]
+"""A string, or a dict with `prompt`, `negative_prompt` and `multi_modal_data`, by vLLM-Omni's names."""
 
-
-class PromptDict(TypedDict, total=False):
-    """A prompt with what belongs to it, by vLLM-Omni's names."""
-
-    prompt: str
-    negative_prompt: str
-    multi_modal_data: MultiModalData
-
-
-Prompt = str | PromptDict
+PROMPT_KEYS = ("prompt", "negative_prompt", "multi_modal_data")
 
 
 def prompt_inputs(prompt: Prompt) -> dict[str, Any]:
@@ -43,12 +34,13 @@ def prompt_inputs(prompt: Prompt) -> dict[str, Any]:
         return {"prompt": prompt}
     if not isinstance(prompt, Mapping):
         raise InvalidRequestError(f"a prompt is a string or a dict, not {type(prompt).__name__}")
-    known = PromptDict.__annotations__
     for name in prompt:
-        if name not in known:
-            raise InvalidRequestError(f"unknown key {name!r} of a prompt{did_you_mean(name, known)}")
+        if name not in PROMPT_KEYS:
+            raise InvalidRequestError(f"unknown key {name!r} of a prompt{did_you_mean(name, PROMPT_KEYS)}")
     inputs: dict[str, Any] = {name: value for name, value in prompt.items() if name != "multi_modal_data"}
     media = prompt.get("multi_modal_data", {})
+    if not isinstance(media, Mapping):
+        raise InvalidRequestError(f"multi_modal_data is a dict, not {type(media).__name__}")
     for name in media:
         if name != "image":
             raise InvalidRequestError(f"unknown key {name!r} of multi_modal_data; known is: image")

@@ -44,6 +44,15 @@ def server(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
         default_sampling_params=TINY_DEFAULTS,
     )
     add_model(repository, "faulty", checkpoint, model=FAULTY_MODEL, default_sampling_params=TINY_DEFAULTS)
+    add_model(
+        repository,
+        "stepwise",
+        checkpoint,
+        max_wait_ms=0,
+        step_execution="true",
+        batch_invariant="true",
+        default_sampling_params=TINY_DEFAULTS,
+    )
     flux_checkpoint = tmp_path_factory.mktemp("flux")
     flux().save_pretrained(flux_checkpoint)
     add_model(repository, "flux", flux_checkpoint, max_batch_size=4, max_wait_ms=0)
