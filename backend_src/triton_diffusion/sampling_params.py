@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from triton_diffusion.errors import UnknownFieldError, did_you_mean
 from triton_diffusion.field import Field, Value, field, fields_of
@@ -96,6 +96,20 @@ class SamplingParams:
 
 SAMPLING_FIELDS: dict[str, Field] = {declared.name: declared for declared in fields_of(SamplingParams)}
 """The sampling parameters by name."""
+
+
+Resolved = TypeVar("Resolved")
+
+
+def resolved(value: Resolved | None) -> Resolved:
+    """A parameter that has its default by now.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if value is None:
+        raise ValueError("a sampling parameter has no value, and the pipeline has no default for it")
+    return value
 
 
 def describe(values: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from triton_diffusion.adapters import RequestState, StepwiseAdapter
+from triton_diffusion.adapters import Evaluation, RequestState, StepwiseAdapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import TritonDiffusionError
 from triton_diffusion.output import DiffusionOutput
@@ -29,6 +29,9 @@ class CountingPipeline:
 
 class CountingScheduler:
     """Adds the noise prediction to the latents."""
+
+    def __init__(self, steps: int) -> None:
+        self.timesteps = torch.arange(steps)
 
     def step(self, prediction: torch.Tensor, timestep: Any, latents: torch.Tensor, return_dict: bool) -> Any:  # noqa: ARG002
         return (latents + prediction,)
@@ -53,11 +56,9 @@ class CountingAdapter(StepwiseAdapter):
         steps = request.sampling_params.num_inference_steps or 3
         return RequestState(
             request=request,
-            scheduler=CountingScheduler(),
-            timesteps=torch.arange(steps),
+            scheduler=CountingScheduler(steps),
             latents=torch.zeros(1, 1),
             conditioning={},
-            negative_conditioning=None,
         )
 
     def denoise_step(self, states: Sequence[RequestState]) -> list[torch.Tensor]:
@@ -67,6 +68,9 @@ class CountingAdapter(StepwiseAdapter):
         if "bad step" in prompts:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return [torch.full((1, 1), float("nan") if prompt == "nan" else 1.0) for prompt in prompts]
+
+    def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
+        raise NotImplementedError
 
     def decode(self, state: RequestState) -> Any:
         if state.request.prompt == "bad decode":

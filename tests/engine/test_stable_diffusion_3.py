@@ -136,7 +136,7 @@ def test_defaults_are_the_pipelines_own_where_config_pbtxt_gives_none() -> None:
         ({"height": 30}, "height=30: must be a multiple of 4; the nearest is 28 or 32"),
         ({"width": 2}, "width=2: must be a multiple of 4; the nearest is 4"),
         ({"height": 512, "width": 512}, "height=512: this model makes pictures of at most 256 pixels a side"),
-        ({"max_sequence_length": 513}, "max_sequence_length=513: must be at most 512"),
+        ({"max_sequence_length": 513}, "max_sequence_length=513: must be at most 512 for this pipeline"),
     ],
 )
 def test_what_the_pipeline_would_refuse_is_refused_at_once(given: dict[str, int], message: str) -> None:

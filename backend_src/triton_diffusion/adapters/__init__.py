@@ -3,10 +3,11 @@
 from triton_diffusion.adapters.adapter import PipelineAdapter
 from triton_diffusion.adapters.loading import load_adapter
 from triton_diffusion.adapters.stable_diffusion_3 import StableDiffusion3Adapter
-from triton_diffusion.adapters.stepwise import RequestState, StepwiseAdapter
+from triton_diffusion.adapters.stepwise import Evaluation, RequestState, StepwiseAdapter
 from triton_diffusion.adapters.stock import StockAdapter
 
 __all__ = [
+    "Evaluation",
     "PipelineAdapter",
     "RequestState",
     "StableDiffusion3Adapter",

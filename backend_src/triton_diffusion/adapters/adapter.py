@@ -87,6 +87,35 @@ class PipelineAdapter(ABC):
         """Every denoising step of every request; one output for each request, in order."""
 
 
+def check_size(params: SamplingParams, multiple: int, largest: int | None = None) -> None:
+    """
+    Args:
+        multiple: of pixels that height and width must be; stock pipelines that round down silently are not followed.
+        largest: pixels a side.
+
+    Raises:
+        FieldValueError: naming the nearest sizes that are right.
+    """
+    for name, size in (("height", params.height), ("width", params.width)):
+        if size is None:
+            continue
+        if size % multiple:
+            below, above = size - size % multiple, size - size % multiple + multiple
+            nearest = f"{below} or {above}" if below else f"{above}"
+            raise FieldValueError(f"{name}={size}: must be a multiple of {multiple}; the nearest is {nearest}")
+        if largest is not None and size > largest:
+            raise FieldValueError(f"{name}={size}: this model makes pictures of at most {largest} pixels a side")
+
+
+def check_most(name: str, value: float | None, most: float) -> None:
+    """
+    Raises:
+        FieldValueError: the value is above what this pipeline takes.
+    """
+    if value is not None and value > most:
+        raise FieldValueError(f"{name}={value}: must be at most {most} for this pipeline")
+
+
 def to_uint8(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Pixels in [0, 1] as UINT8, rounded as diffusers' own conversion to PIL rounds."""
     converted: np.ndarray[Any, Any] = (pixels * 255).round().astype(np.uint8)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from triton_diffusion.adapters.adapter import PipelineAdapter
+from triton_diffusion.adapters.adapter import PipelineAdapter, to_uint8
 from triton_diffusion.batch import DiffusionRequestBatch
+from triton_diffusion.collate import collate
 from triton_diffusion.errors import NonFiniteError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
+
+Conditioning = dict[str, torch.Tensor]
+"""What the model is conditioned on besides the latents and the timestep, by its argument's name, each [rows, ...]."""
 
 
 @dataclass(eq=False)
@@ -23,24 +28,31 @@ class RequestState:
 
     Args:
         scheduler: the request's own copy of the pipeline's scheduler, with its timesteps set.
-        timesteps: [number of steps].
         latents: [rows, ...], a row for each image of the request.
-        conditioning: what the transformer is conditioned on, by name, each [rows, ...].
-        negative_conditioning: the same for the negative prompt; None without classifier-free guidance.
+        conditioning: of the prompt.
+        negative_conditioning: of the negative prompt; None without classifier-free guidance.
+        generators: of each row; the noise of stochastic schedulers comes from them too.
     """
 
     request: OmniDiffusionRequest
     scheduler: Any
-    timesteps: torch.Tensor
     latents: torch.Tensor
-    conditioning: dict[str, torch.Tensor]
-    negative_conditioning: dict[str, torch.Tensor] | None
+    conditioning: Conditioning
+    negative_conditioning: Conditioning | None = None
+    generators: list[torch.Generator] = field(default_factory=list)
+    first_step: int = 0
     step_index: int = 0
     stage_durations: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
         return int(self.latents.shape[0])
+
+    @property
+    def timesteps(self) -> torch.Tensor:
+        """The timesteps that the request takes: [steps]."""
+        timesteps: torch.Tensor = self.scheduler.timesteps[self.first_step :]
+        return timesteps
 
     @property
     def timestep(self) -> torch.Tensor:
@@ -51,28 +63,74 @@ class RequestState:
         return self.step_index >= len(self.timesteps)
 
 
+class Evaluation(NamedTuple):
+    """A request's rows under one conditioning, as the model evaluates them."""
+
+    state: RequestState
+    conditioning: Conditioning
+
+
 class StepwiseAdapter(PipelineAdapter):
-    """A pipeline cut into four parts; the engine, or `forward`, runs them step by step."""
+    """A pipeline cut into parts; the engine, or `forward`, runs them step by step."""
 
     supports_request_batch: ClassVar[bool] = True
     supports_step_execution: ClassVar[bool] = True
+
+    guides_in_one_pass: ClassVar[bool] = True
+    """The stock call evaluates the negative and the positive prompt in one forward pass, not in two."""
 
     @abstractmethod
     def prepare_encode(self, request: OmniDiffusionRequest) -> RequestState:
         """Encode the prompts, draw the noise, set the timesteps: everything that a request needs once."""
 
     @abstractmethod
+    def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
+        """The model's predictions for all evaluations, in one fused forward pass: [all rows, ...]."""
+
+    @torch.no_grad()
     def denoise_step(self, states: Sequence[RequestState]) -> list[torch.Tensor]:
         """The noise predictions of requests of one key, in fused forward passes; [rows, ...] for each.
 
         Changes no state, so that it can be tried again with fewer requests.
         """
+        positive = [Evaluation(state, state.conditioning) for state in states]
+        negative = [
+            Evaluation(state, state.negative_conditioning)
+            for state in states
+            if state.negative_conditioning is not None
+        ]
+        if self.guides_in_one_pass:
+            parts = self._parts([*negative, *positive])
+            negative_parts, positive_parts = parts[: len(negative)], parts[len(negative) :]
+        else:
+            positive_parts = self._parts(positive)
+            negative_parts = self._parts(negative) if negative else []
+        predictions = iter(negative_parts)
+        return [
+            part if state.negative_conditioning is None else self.guide(state, next(predictions), part)
+            for state, part in zip(states, positive_parts, strict=True)
+        ]
+
+    def guidance_scale(self, state: RequestState) -> float:
+        """The scale of the classifier-free guidance of the request's next step."""
+        scale = state.request.sampling_params.guidance_scale
+        assert scale is not None
+        return scale
+
+    def guide(self, state: RequestState, negative: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+        """Classifier-free guidance: away from the negative prompt (Ho and Salimans 2022, equation 6)."""
+        return negative + self.guidance_scale(state) * (positive - negative)
 
     def step_scheduler(self, state: RequestState, noise_prediction: torch.Tensor) -> None:
         """Take one step. The only place where latents and step_index change."""
-        latents = state.scheduler.step(noise_prediction, state.timestep, state.latents, return_dict=False)[0]
-        state.latents = latents.to(state.latents.dtype)
+        arguments = self.scheduler_arguments(state)
+        step = state.scheduler.step(noise_prediction, state.timestep, state.latents, return_dict=False, **arguments)
+        state.latents = step[0].to(state.latents.dtype)
         state.step_index += 1
+
+    def scheduler_arguments(self, state: RequestState) -> dict[str, Any]:  # noqa: ARG002
+        """What the stock call passes to `scheduler.step` besides."""
+        return {}
 
     def post_decode(self, state: RequestState) -> DiffusionOutput:
         """Decode the finished latents to pictures.
@@ -84,9 +142,19 @@ class StepwiseAdapter(PipelineAdapter):
             raise NonFiniteError("the latents are not finite (NaN or infinity); try another guidance_scale or dtype")
         return DiffusionOutput(output=self.decode(state), num_inference_steps=state.step_index)
 
-    @abstractmethod
+    @torch.no_grad()
     def decode(self, state: RequestState) -> Any:
-        """The pictures of finished, finite latents: UINT8 [rows, H, W, 3] or [rows, F, H, W, 3]."""
+        """The pictures of finished latents: UINT8 [rows, H, W, 3] or [rows, F, H, W, 3]."""
+        # Row by row: bounded memory, and the same bits as decoding the row alone.
+        pixels = torch.cat([self.decode_row(state, row) for row in torch.split(state.latents, 1)])
+        return to_uint8(self.pipeline.image_processor.postprocess(pixels, output_type="np"))
+
+    def decode_row(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The decoder's output for one row: [1, 3, H, W]."""
+        vae = self.pipeline.vae
+        latents = latents / vae.config.scaling_factor + (getattr(vae.config, "shift_factor", None) or 0.0)
+        pixels: torch.Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+        return pixels
 
     @torch.no_grad()
     def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
@@ -97,35 +165,80 @@ class StepwiseAdapter(PipelineAdapter):
                 self.step_scheduler(state, noise_prediction)
         return [self.post_decode(state) for state in states]
 
-    def fused_forward(self, module: torch.nn.Module, **tensors: torch.Tensor) -> torch.Tensor:
-        """`module(**tensors)` for all rows, at most two for each of max_num_seqs at a time.
+    def fused_forward(self, module: torch.nn.Module, **arguments: Any) -> torch.Tensor:
+        """`module(**arguments)` for all rows, at most two for each of max_num_seqs at a time.
 
         Two, because classifier-free guidance evaluates a row twice. So the memory of a forward pass is bounded by
-        max_num_seqs, however many images one request asks for.
+        max_num_seqs, however many images one request asks for. Tensors, and lists, with an entry for each row are
+        cut; everything else (None included) is passed as it is.
         """
         limit = 2 * self.config.max_num_seqs
-        rows = len(next(iter(tensors.values())))
+        rows = len(arguments["hidden_states"])
         outputs = []
         for start in range(0, rows, limit):
-            part = {name: tensor[start : start + limit] for name, tensor in tensors.items()}
+            part = {name: _cut(value, rows, start, start + limit) for name, value in arguments.items()}
             if self.config.batch_invariant:
                 # Matrix products round differently for different numbers of rows, so there is always the same number.
-                part = {name: _padded(tensor, limit) for name, tensor in part.items()}
+                count = len(part["hidden_states"])
+                part = {name: _padded(value, count, limit) for name, value in part.items()}
             outputs.append(module(**part, return_dict=False)[0][: rows - start])
         return torch.cat(outputs)
 
+    def _parts(self, evaluations: Sequence[Evaluation]) -> list[torch.Tensor]:
+        """The predictions of each evaluation."""
+        prediction = self.predict(evaluations)
+        return list(torch.split(prediction, [evaluation.state.num_rows for evaluation in evaluations]))
 
-def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """`tensor` with its first row repeated at the end until there are `rows`."""
-    return torch.cat([tensor, tensor[:1].expand(rows - len(tensor), *tensor.shape[1:])])
+
+def stacked_latents(evaluations: Sequence[Evaluation]) -> torch.Tensor:
+    """The latents of all evaluations: [all rows, ...]."""
+    return _stacked("latents", [evaluation.state.latents for evaluation in evaluations])
 
 
-def own_scheduler(scheduler: Any, num_inference_steps: int, device: torch.device, **arguments: Any) -> Any:
-    """A request's own copy of a diffusers scheduler: its steps and history are nobody else's."""
+def stacked_timesteps(evaluations: Sequence[Evaluation]) -> torch.Tensor:
+    """The timestep of each row: [all rows]."""
+    return torch.cat([evaluation.state.timestep.expand(evaluation.state.num_rows) for evaluation in evaluations])
+
+
+def stacked_conditioning(evaluations: Sequence[Evaluation]) -> Conditioning:
+    """The conditioning of all evaluations, each tensor [all rows, ...]."""
+    return {
+        name: _stacked(name, [evaluation.conditioning[name] for evaluation in evaluations])
+        for name in evaluations[0].conditioning
+    }
+
+
+def own_scheduler(scheduler: Any, device: torch.device, **arguments: Any) -> Any:
+    """A request's own copy of a diffusers scheduler: its steps and history are nobody else's.
+
+    Args:
+        arguments: of `set_timesteps`, besides the device.
+    """
     own = copy.deepcopy(scheduler)
-    own.set_timesteps(num_inference_steps, device=device, **arguments)
-    own.set_begin_index(0)
+    own.set_timesteps(device=device, **arguments)
+    if hasattr(own, "set_begin_index"):
+        own.set_begin_index(0)
     return own
+
+
+def dynamic_shift(scheduler: Any, image_tokens: int, max_shift: float) -> dict[str, float]:
+    """The shift of the timesteps by the number of a request's own image tokens, as an argument of `set_timesteps`.
+
+    Args:
+        max_shift: where the scheduler's config has none.
+    """
+    config = scheduler.config
+    if not config.get("use_dynamic_shifting"):
+        return {}
+    first, last = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    low, high = config.get("base_shift", 0.5), config.get("max_shift", max_shift)
+    slope = (high - low) / (last - first)
+    return {"mu": image_tokens * slope + (low - slope * first)}
+
+
+def takes_argument(function: Any, name: str) -> bool:
+    """Whether `function` has an argument of that name."""
+    return name in inspect.signature(function).parameters
 
 
 def row_generators(request: OmniDiffusionRequest) -> list[torch.Generator]:
@@ -133,6 +246,33 @@ def row_generators(request: OmniDiffusionRequest) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in request.sampling_params.row_seeds()]
 
 
-def classifier_free_guidance(negative: torch.Tensor, positive: torch.Tensor, guidance_scale: float) -> torch.Tensor:
-    """Noise prediction pushed away from the negative prompt (Ho and Salimans 2022, equation 6)."""
-    return negative + guidance_scale * (positive - negative)
+def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """A tensor of one row for every row of a request."""
+    return tensor.expand(rows, *tensor.shape[1:])
+
+
+def _stacked(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    stacked = collate(name, tensors)
+    assert stacked is not None
+    return stacked
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    return isinstance(value, (torch.Tensor, list)) and len(value) == rows
+
+
+def _cut(value: Any, rows: int, start: int, end: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(entry, rows, start, end) for name, entry in value.items()}
+    return value[start:end] if _has_rows(value, rows) else value
+
+
+def _padded(value: Any, rows: int, wanted: int) -> Any:
+    """The first row repeated at the end until there are `wanted` rows."""
+    if isinstance(value, dict):
+        return {name: _padded(entry, rows, wanted) for name, entry in value.items()}
+    if not _has_rows(value, rows):
+        return value
+    if isinstance(value, list):
+        return value + value[:1] * (wanted - rows)
+    return torch.cat([value, value[:1].expand(wanted - rows, *value.shape[1:])])
