@@ -36,11 +36,13 @@ def mixed_requests(count: int, **common: Any) -> list[OmniDiffusionRequest]:
             negative_prompt=NEGATIVE_PROMPTS[number],
             request_id=f"test-{next(_numbers)}",
             sampling_params=SamplingParams(
-                seed=number * 10,
-                num_inference_steps=STEPS[number],
-                guidance_scale=GUIDANCE_SCALES[number],
-                num_images_per_prompt=IMAGES[number],
-                **size,
+                **{
+                    "seed": number * 10,
+                    "num_inference_steps": STEPS[number],
+                    "guidance_scale": GUIDANCE_SCALES[number],
+                    "num_images_per_prompt": IMAGES[number],
+                    **size,
+                }
             ),
         )
         for number in range(count)

@@ -8,13 +8,18 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
     PixArtAlphaPipeline,
     PixArtTransformer2DModel,
+    PNDMScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -85,7 +90,53 @@ def pixart_alpha() -> Any:
     return _ready(pipeline, torch.float32)
 
 
-def flux() -> Any:
+def stable_diffusion_xl(*, dtype: torch.dtype = torch.float32) -> Any:
+    """A StableDiffusionXLPipeline; default size 64x64."""
+    torch.manual_seed(0)
+    pipeline = StableDiffusionXLPipeline(
+        vae=_autoencoder(scaling_factor=0.13, shift_factor=None, use_quant_conv=True, use_post_quant_conv=True),
+        text_encoder=_clip_text_encoder(CLIPTextModel),
+        text_encoder_2=_clip_text_encoder(),
+        tokenizer=_clip_tokenizer(),
+        tokenizer_2=_clip_tokenizer(),
+        unet=_unet(
+            cross_attention_dim=64,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            transformer_layers_per_block=(1, 2),
+            projection_class_embeddings_input_dim=80,
+        ),
+        scheduler=EulerDiscreteScheduler(
+            beta_start=0.00085,
+            beta_end=0.012,
+            steps_offset=1,
+            beta_schedule="scaled_linear",
+            timestep_spacing="leading",
+        ),
+        add_watermarker=False,
+    )
+    return _ready(pipeline, dtype)
+
+
+def stable_diffusion(*, dtype: torch.dtype = torch.float32) -> Any:
+    """A StableDiffusionPipeline without a safety checker; default size 64x64."""
+    torch.manual_seed(0)
+    pipeline = StableDiffusionPipeline(
+        vae=_autoencoder(scaling_factor=0.18, shift_factor=None, use_quant_conv=True, use_post_quant_conv=True),
+        text_encoder=_clip_text_encoder(CLIPTextModel),
+        tokenizer=_clip_tokenizer(),
+        unet=_unet(cross_attention_dim=32),
+        scheduler=PNDMScheduler(
+            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
+        ),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    return _ready(pipeline, dtype)
+
+
+def flux(*, dtype: torch.dtype = torch.float32) -> Any:
     """A FluxPipeline with distilled guidance; sizes in steps of 4."""
     torch.manual_seed(0)
     tokenizer = _t5_tokenizer()
@@ -109,7 +160,7 @@ def flux() -> Any:
             guidance_embeds=True,
         ),
     )
-    return _ready(pipeline, torch.float32)
+    return _ready(pipeline, dtype)
 
 
 def _ready(pipeline: Any, dtype: torch.dtype) -> Any:
@@ -122,7 +173,29 @@ def _ready(pipeline: Any, dtype: torch.dtype) -> Any:
     return pipeline
 
 
-def _autoencoder() -> AutoencoderKL:
+def _unet(**config: Any) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        sample_size=32,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        norm_num_groups=4,
+        **config,
+    )
+
+
+def _autoencoder(**config: Any) -> AutoencoderKL:
+    defaults = {
+        "shift_factor": 0.0609,
+        "scaling_factor": 1.5035,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
     return AutoencoderKL(
         sample_size=32,
         in_channels=3,
@@ -133,10 +206,7 @@ def _autoencoder() -> AutoencoderKL:
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
         norm_num_groups=1,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        shift_factor=0.0609,
-        scaling_factor=1.5035,
+        **{**defaults, **config},
     )
 
 

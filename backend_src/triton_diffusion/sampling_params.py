@@ -39,6 +39,13 @@ class SamplingParams:
         argument="guidance_scale",
         in_strict_key=True,
     )
+    guidance_scale_2: float | None = field(
+        "Guidance scale of Wan 2.2's second transformer. Default: guidance_scale.",
+        minimum=0,
+        maximum=100,
+        argument="guidance_scale_2",
+        in_strict_key=True,
+    )
     true_cfg_scale: float | None = field(
         "Classifier-free guidance scale of guidance-distilled models (Qwen-Image, Flux).",
         minimum=0,

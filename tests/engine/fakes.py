@@ -33,7 +33,7 @@ class CountingScheduler:
     def __init__(self, steps: int) -> None:
         self.timesteps = torch.arange(steps)
 
-    def step(self, prediction: torch.Tensor, timestep: Any, latents: torch.Tensor, return_dict: bool) -> Any:  # noqa: ARG002
+    def step(self, prediction: torch.Tensor, timestep: Any, latents: torch.Tensor, return_dict: bool) -> Any:
         return (latents + prediction,)
 
 

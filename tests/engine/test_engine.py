@@ -225,7 +225,7 @@ def test_a_fault_of_our_own_answers_everyone_and_the_engine_lives_on(
 
 def test_an_answer_that_cannot_be_sent_becomes_an_error_answer(start: Start) -> None:
     class FullMemory(RecordedReply):
-        def send_output(self, output: object, receipt: object) -> None:  # noqa: ARG002
+        def send_output(self, output: object, receipt: object) -> None:
             raise MemoryError("no shared memory left")
 
     reply = FullMemory()

@@ -81,7 +81,7 @@ class ForwardOnly(PipelineAdapter):
         super().__init__(CountingPipeline(), EngineConfig(max_num_seqs=8, model="fake"))
         self.returned = returned
 
-    def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:  # noqa: ARG002
+    def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
         if isinstance(self.returned, Exception):
             raise self.returned
         result: list[DiffusionOutput] = self.returned

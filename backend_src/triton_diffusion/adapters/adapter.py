@@ -10,7 +10,7 @@ import numpy as np
 
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
-from triton_diffusion.errors import ConfigurationError, FieldValueError
+from triton_diffusion.errors import ConfigurationError, FieldValueError, InvalidRequestError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import FIELDS, OmniDiffusionRequest
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
@@ -105,6 +105,17 @@ def check_size(params: SamplingParams, multiple: int, largest: int | None = None
             raise FieldValueError(f"{name}={size}: must be a multiple of {multiple}; the nearest is {nearest}")
         if largest is not None and size > largest:
             raise FieldValueError(f"{name}={size}: this model makes pictures of at most {largest} pixels a side")
+
+
+def required_image(request: OmniDiffusionRequest, pipeline: str) -> np.ndarray[Any, Any]:
+    """The input image of a request: UINT8 [height, width, 3].
+
+    Raises:
+        InvalidRequestError: the request of an image-conditioned pipeline has no image.
+    """
+    if request.image is None:
+        raise InvalidRequestError(f"image is missing: {pipeline} needs one, as UINT8 [height, width, 3]")
+    return request.image
 
 
 def check_most(name: str, value: float | None, most: float) -> None:

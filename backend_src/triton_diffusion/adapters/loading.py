@@ -9,7 +9,9 @@ import diffusers
 import torch
 
 from triton_diffusion.adapters.adapter import PipelineAdapter
-from triton_diffusion.adapters.stable_diffusion_3 import StableDiffusion3Adapter
+from triton_diffusion.adapters.flux import FluxAdapter
+from triton_diffusion.adapters.stable_diffusion import StableDiffusionAdapter, StableDiffusionXLAdapter
+from triton_diffusion.adapters.stable_diffusion_3 import StableDiffusion3Adapter, StableDiffusion3Img2ImgAdapter
 from triton_diffusion.adapters.stock import StockAdapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
@@ -17,7 +19,11 @@ from triton_diffusion.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 ADAPTERS: dict[str, type[PipelineAdapter]] = {
+    "FluxPipeline": FluxAdapter,
+    "StableDiffusion3Img2ImgPipeline": StableDiffusion3Img2ImgAdapter,
     "StableDiffusion3Pipeline": StableDiffusion3Adapter,
+    "StableDiffusionPipeline": StableDiffusionAdapter,
+    "StableDiffusionXLPipeline": StableDiffusionXLAdapter,
 }
 """The adapter of a pipeline class, by the class name that model_index.json holds."""
 

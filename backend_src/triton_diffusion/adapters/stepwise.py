@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -128,7 +130,7 @@ class StepwiseAdapter(PipelineAdapter):
         state.latents = step[0].to(state.latents.dtype)
         state.step_index += 1
 
-    def scheduler_arguments(self, state: RequestState) -> dict[str, Any]:  # noqa: ARG002
+    def scheduler_arguments(self, state: RequestState) -> dict[str, Any]:
         """What the stock call passes to `scheduler.step` besides."""
         return {}
 
@@ -149,7 +151,7 @@ class StepwiseAdapter(PipelineAdapter):
         pixels = torch.cat([self.decode_row(state, row) for row in torch.split(state.latents, 1)])
         return to_uint8(self.pipeline.image_processor.postprocess(pixels, output_type="np"))
 
-    def decode_row(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def decode_row(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
         """The decoder's output for one row: [1, 3, H, W]."""
         vae = self.pipeline.vae
         latents = latents / vae.config.scaling_factor + (getattr(vae.config, "shift_factor", None) or 0.0)
@@ -165,23 +167,28 @@ class StepwiseAdapter(PipelineAdapter):
                 self.step_scheduler(state, noise_prediction)
         return [self.post_decode(state) for state in states]
 
-    def fused_forward(self, module: torch.nn.Module, **arguments: Any) -> torch.Tensor:
-        """`module(**arguments)` for all rows, at most two for each of max_num_seqs at a time.
+    def fused_forward(
+        self, module: torch.nn.Module, shared: Mapping[str, Any] = MappingProxyType({}), **arguments: Any
+    ) -> torch.Tensor:
+        """`module(**arguments, **shared)` for all rows, at most two for each of max_num_seqs at a time.
 
         Two, because classifier-free guidance evaluates a row twice. So the memory of a forward pass is bounded by
-        max_num_seqs, however many images one request asks for. Tensors, and lists, with an entry for each row are
-        cut; everything else (None included) is passed as it is.
+        max_num_seqs, however many images one request asks for.
+
+        Args:
+            shared: arguments without rows.
+            arguments: tensors and lists with an entry for each row (and dicts of these), the latents first; or None.
         """
         limit = 2 * self.config.max_num_seqs
-        rows = len(arguments["hidden_states"])
+        rows = len(next(iter(arguments.values())))
         outputs = []
         for start in range(0, rows, limit):
             part = {name: _cut(value, rows, start, start + limit) for name, value in arguments.items()}
             if self.config.batch_invariant:
                 # Matrix products round differently for different numbers of rows, so there is always the same number.
-                count = len(part["hidden_states"])
+                count = len(next(iter(part.values())))
                 part = {name: _padded(value, count, limit) for name, value in part.items()}
-            outputs.append(module(**part, return_dict=False)[0][: rows - start])
+            outputs.append(module(**part, **shared, return_dict=False)[0][: rows - start])
         return torch.cat(outputs)
 
     def _parts(self, evaluations: Sequence[Evaluation]) -> list[torch.Tensor]:
@@ -200,7 +207,7 @@ def stacked_timesteps(evaluations: Sequence[Evaluation]) -> torch.Tensor:
     return torch.cat([evaluation.state.timestep.expand(evaluation.state.num_rows) for evaluation in evaluations])
 
 
-def stacked_conditioning(evaluations: Sequence[Evaluation]) -> Conditioning:
+def stacked_conditioning(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """The conditioning of all evaluations, each tensor [all rows, ...]."""
     return {
         name: _stacked(name, [evaluation.conditioning[name] for evaluation in evaluations])
@@ -219,6 +226,16 @@ def own_scheduler(scheduler: Any, device: torch.device, **arguments: Any) -> Any
     if hasattr(own, "set_begin_index"):
         own.set_begin_index(0)
     return own
+
+
+@contextmanager
+def using_scheduler(pipeline: Any, scheduler: Any) -> Iterator[None]:
+    """Lets methods of the pipeline that read `self.scheduler` work on a request's own one."""
+    stock, pipeline.scheduler = pipeline.scheduler, scheduler
+    try:
+        yield
+    finally:
+        pipeline.scheduler = stock
 
 
 def dynamic_shift(scheduler: Any, image_tokens: int, max_shift: float) -> dict[str, float]:

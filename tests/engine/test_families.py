@@ -1,0 +1,119 @@
+"""Every fused family, both modes: each request equals the stock call of it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton_diffusion.batch import DiffusionRequestBatch
+from triton_diffusion.request import OmniDiffusionRequest
+from triton_diffusion.serving import build_engine
+
+from tests.engine.fakes import RecordedReply
+from tests.families import FAMILIES, Family
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+ARRIVALS = (0, 2, 3, 3, 6, 6, 7, 9)  # the step before which each request comes
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference, in units of the latents' own spread where that is above 1."""
+    scale = max(1.0, float(other.float().std()))
+    return float((one.float() - other.float()).abs().max()) / scale
+
+
+def run_staggered(adapter: Any, requests: list[OmniDiffusionRequest], arrivals: tuple[int, ...] = ARRIVALS) -> Any:
+    """All requests through an engine that is stepped by hand; request i is added before step arrivals[i]."""
+    engine = build_engine(adapter, adapter.config)
+    replies = {request.request_id: RecordedReply() for request in requests}
+    coming = list(zip(arrivals, requests, strict=False))
+    step = 0
+    while coming or engine.progress():
+        while coming and coming[0][0] <= step:
+            request = coming.pop(0)[1]
+            engine.add_requests([(request, replies[request.request_id])])
+        engine.step()
+        step += 1
+    engine.shutdown()
+    assert engine.runner.num_live_states == 0
+    return replies
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def pipeline(family: Family, request: pytest.FixtureRequest) -> Any:
+    return family.build(dtype=request.param)
+
+
+def test_one_request_alone_is_bit_for_bit_the_stock_call(family: Family, pipeline: Any) -> None:
+    adapter = family.adapter(pipeline)
+    for request in family.requests(adapter, 8):
+        if len(request.sampling_params.row_seeds()) > 1:
+            continue  # rows of one request are a fused pass too
+        adapter.check_request(request)
+        adapter.forward(DiffusionRequestBatch([request]))
+        assert torch.equal(adapter.latents[request.request_id], family.stock_call(pipeline, request, "latent"))
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_wave_equals_the_stock_call_of_each(family: Family, pipeline: Any, count: int) -> None:
+    adapter = family.adapter(pipeline)
+    requests = family.requests(adapter, count)
+    assert len({adapter.key(request) for request in requests}) == 1
+    outputs = adapter.forward(DiffusionRequestBatch(requests))
+    for request, output in zip(requests, outputs, strict=True):
+        stock = family.stock_call(pipeline, request, "latent")
+        assert difference(adapter.latents[request.request_id], stock) <= TOLERANCE[pipeline.dtype]
+        if pipeline.dtype == torch.float32:
+            pictures = np.stack(family.stock_call(pipeline, request, "np"))
+            assert np.abs(output.output - (pictures * 255).round()).max() <= 1
+
+
+def test_staggered_requests_equal_the_stock_call_of_each(family: Family, pipeline: Any) -> None:
+    adapter = family.adapter(pipeline, step_execution=True)
+    requests = family.requests(adapter, 8)
+    replies = run_staggered(adapter, requests)
+    assert max(reply.receipt.wave_size for reply in replies.values()) >= 3
+    for request in requests:
+        stock = family.stock_call(pipeline, request, "latent")
+        assert difference(adapter.latents[request.request_id], stock) <= TOLERANCE[pipeline.dtype]
+
+
+def test_batch_invariant_gives_the_same_bits_whoever_the_neighbours_are(family: Family, pipeline: Any) -> None:
+    def bits(requests: list[OmniDiffusionRequest], arrivals: tuple[int, ...], **config: Any) -> torch.Tensor:
+        adapter = family.adapter(pipeline, batch_invariant=True, **config)
+        if config:
+            run_staggered(adapter, requests, arrivals)
+        else:
+            adapter.forward(DiffusionRequestBatch(requests))
+        latents: torch.Tensor = adapter.latents[mine.request_id]
+        return latents
+
+    mine, *others = family.requests(family.adapter(pipeline), 8, num_images_per_prompt=1)
+    alone = bits([mine], (0,))
+    for count in range(1, 8):
+        position = (0, count // 2, count)[count % 3]
+        requests = others[:count]
+        requests.insert(position, mine)
+        assert torch.equal(bits(requests, ()), alone), f"wave of {count + 1}, position {position}"
+    assert torch.equal(bits([*others[:3], mine, *others[3:]], ARRIVALS, step_execution=True), alone), "staggered"
+
+
+@pytest.mark.parametrize("changed", ["prompt", "seed"])
+def test_the_comparison_notices_a_mix_up(family: Family, changed: str) -> None:
+    pipeline = family.build()
+    adapter = family.adapter(pipeline)
+    first, other = family.requests(adapter, 2, num_images_per_prompt=1)
+    right = family.stock_call(pipeline, first, "latent")
+    if changed == "prompt":
+        first.prompt = other.prompt
+    else:
+        first.sampling_params = type(first.sampling_params)(**{**first.sampling_params.given(), "seed": 99})  # type: ignore[arg-type]
+    adapter.forward(DiffusionRequestBatch([first, other]))
+    assert difference(adapter.latents[first.request_id], right) > TOLERANCE[torch.float32]

@@ -1,0 +1,120 @@
+"""The families of pipelines that are fused: how to build a tiny one, what to ask of it, and its stock call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    StableDiffusion3Img2ImgPipeline,
+)
+from triton_diffusion.adapters.loading import adapter_for
+from triton_diffusion.config import EngineConfig
+from triton_diffusion.request import OmniDiffusionRequest
+
+from tests import tiny_pipelines
+from tests.requests import mixed_requests
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family of pipelines.
+
+    Args:
+        build: makes a tiny pipeline of the given dtype.
+        common: what the requests of one wave have in common.
+        guidance: the sampling parameters that take a guidance scale of their own in each request.
+        image: the pipeline is conditioned on an image.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    common: dict[str, Any]
+    guidance: tuple[str, ...] = ("guidance_scale",)
+    image: bool = False
+
+    def adapter(self, pipeline: Any, **config: Any) -> Any:
+        """The pipeline's adapter, with its final latents kept in `latents` by request id."""
+        adapter: Any = adapter_for(pipeline, EngineConfig(model=self.name, **{"max_num_seqs": 8, **config}))
+        adapter.latents = {}
+        decode = adapter.decode
+
+        def keep_latents(state: Any) -> Any:
+            adapter.latents[state.request.request_id] = state.latents
+            return decode(state)
+
+        adapter.decode = keep_latents
+        return adapter
+
+    def requests(self, adapter: Any, count: int, **common: Any) -> list[OmniDiffusionRequest]:
+        """Requests of one key that differ in everything that may differ."""
+        requests = []
+        for number, request in enumerate(mixed_requests(count, **{**self.common, **common})):
+            given = request.sampling_params.given()
+            scale = given.pop("guidance_scale")
+            given.update({name: float(scale) + 0.5 * place for place, name in enumerate(self.guidance)})
+            if "strength" in adapter.taken:
+                given["strength"] = (0.9, 0.6, 0.75)[number % 3]
+            params = type(request.sampling_params)(
+                **{name: value for name, value in given.items() if name in adapter.taken}  # type: ignore[arg-type]
+            ).with_defaults(adapter.defaults)
+            image = example_image(number) if self.image else None
+            requests.append(dataclasses.replace(request, sampling_params=params, image=image))
+        return requests
+
+    def stock_call(self, pipeline: Any, request: OmniDiffusionRequest, output_type: str) -> Any:
+        """The stock pipeline's own results for each image of one request alone."""
+        given: dict[str, Any] = dict(request.sampling_params.given())
+        for name in ("seed", "num_images_per_prompt", "output_format"):
+            given.pop(name, None)
+        if request.negative_prompt is not None:
+            given["negative_prompt"] = request.negative_prompt
+        if request.image is not None:
+            given["image"] = PIL.Image.fromarray(request.image)
+        rows = []
+        for seed in request.sampling_params.row_seeds():
+            generator = torch.Generator().manual_seed(seed)
+            rows += list(pipeline(request.prompt, generator=generator, output_type=output_type, **given)[0])
+        return torch.stack(rows) if output_type == "latent" else rows
+
+
+def example_image(number: int) -> np.ndarray[Any, Any]:
+    """A picture of its own size for each request."""
+    noise = np.random.default_rng(number).integers(0, 256, [24 + 8 * (number % 3), 32, 3], np.uint8)
+    return np.asarray(noise)
+
+
+def stable_diffusion_xl_with(scheduler: Any, **config: Any) -> Callable[..., Any]:
+    def build(dtype: torch.dtype = torch.float32) -> Any:
+        pipeline = tiny_pipelines.stable_diffusion_xl(dtype=dtype)
+        pipeline.scheduler = scheduler.from_config(pipeline.scheduler.config, **config)
+        return pipeline
+
+    return build
+
+
+def stable_diffusion_3_img2img(dtype: torch.dtype = torch.float32) -> Any:
+    pipeline = tiny_pipelines.stable_diffusion_3(dtype=dtype)
+    img2img = StableDiffusion3Img2ImgPipeline(**pipeline.components)
+    img2img.set_progress_bar_config(disable=True)
+    return img2img
+
+
+SIZE = {"height": 32, "width": 32, "max_sequence_length": 32}
+
+FAMILIES = [
+    Family("StableDiffusion3", tiny_pipelines.stable_diffusion_3, SIZE),
+    Family("StableDiffusion3Img2Img", stable_diffusion_3_img2img, SIZE, image=True),
+    Family("Flux", tiny_pipelines.flux, SIZE, guidance=("guidance_scale", "true_cfg_scale")),
+    Family("StableDiffusionXL", tiny_pipelines.stable_diffusion_xl, SIZE),
+    Family("StableDiffusionXL-EulerAncestral", stable_diffusion_xl_with(EulerAncestralDiscreteScheduler), SIZE),
+    Family("StableDiffusionXL-DPMSolver", stable_diffusion_xl_with(DPMSolverMultistepScheduler), SIZE),
+    Family("StableDiffusion", tiny_pipelines.stable_diffusion, SIZE),
+]
+BY_NAME = {family.name: family for family in FAMILIES}
