@@ -53,7 +53,7 @@ docs: setup ## Write docs/reference.md anew from the tables in the code
 	$(BIN)/python -m triton_diffusion.reference docs/reference.md
 
 .PHONY: train-shapes
-train-shapes: setup ## Train the shapes model anew (under an hour on two cores)
+train-shapes: setup ## Train the shapes model anew (about an hour)
 	$(BIN)/python -m training.shapes.train --output model_repository/shapes/1/checkpoint
 
 .PHONY: check-shapes

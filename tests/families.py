@@ -19,7 +19,7 @@ from triton_diffusion.config import EngineConfig
 from triton_diffusion.request import OmniDiffusionRequest
 
 from tests import tiny_pipelines
-from tests.requests import mixed_requests
+from tests.example_requests import mixed_requests
 
 
 @dataclasses.dataclass(frozen=True)

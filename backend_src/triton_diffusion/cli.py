@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from triton_diffusion_client.cli import generate
+from triton_diffusion_client.errors import DiffusionClientError
 
 from triton_diffusion import __version__
 from triton_diffusion.embedded import TritonNotFoundError, TritonServer, TritonServerError
@@ -65,7 +66,8 @@ def serve(
         exit_timeout=exit_timeout,
         on_log_line=show,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         server.start()
         with console.status("starting Triton") as status:
@@ -92,7 +94,7 @@ def main() -> None:
     """The entry point: wrong options are one line, not a traceback."""
     try:
         app()
-    except InvalidRequestError as error:
+    except (InvalidRequestError, DiffusionClientError) as error:
         sys.exit(f"error: {error}")
 
 

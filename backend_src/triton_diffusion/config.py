@@ -72,12 +72,12 @@ class EngineConfig:
     Args:
         max_num_seqs: the most requests of one wave; `max_batch_size`.
         request_batch_max_wait_ms: what Triton waits for company; `max_queue_delay_microseconds` / 1000.
-        kind, device_id: of the Triton instance (`KIND_GPU` puts it on that GPU).
+        kind, device_id: of the Triton instance; GPU puts it on that GPU, CPU on none.
     """
 
     max_num_seqs: int = 1
     request_batch_max_wait_ms: float = 0.0
-    kind: str = "KIND_AUTO"
+    kind: str = ""
     device_id: int = 0
 
     model: str = _parameter(str, "", "A directory (begin it with ./ to mean the folder of model.py) or a hub id.")

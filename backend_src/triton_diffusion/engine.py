@@ -13,6 +13,7 @@ from triton_diffusion.errors import EngineStoppedError, QueueFullError, as_error
 from triton_diffusion.model_runner import ModelRunner, StepProgress
 from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput
 from triton_diffusion.pending import PendingRequest
+from triton_diffusion.receipt import Receipt
 from triton_diffusion.reply import Reply
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params_key import SamplingParamsKey
@@ -29,6 +30,11 @@ def no_observer(engine: DiffusionEngine) -> None:
     """Called after each step where nobody wants to know."""
 
 
+def never() -> bool:
+    """No, it must not stop."""
+    return False
+
+
 class DiffusionEngine:
     """Runs requests on a thread of its own; a second thread sends the answers.
 
@@ -36,6 +42,7 @@ class DiffusionEngine:
         runner: runs the scheduled requests; used by the engine's thread alone.
         scheduler: decides which requests take the next step: the mode of the engine.
         after_step: called with the engine after each of its steps.
+        must_stop: asked between steps; once it says so, every request that is left is answered with an error.
     """
 
     def __init__(
@@ -43,10 +50,12 @@ class DiffusionEngine:
         runner: ModelRunner,
         scheduler: Scheduler[SamplingParamsKey],
         after_step: Callable[[DiffusionEngine], None] = no_observer,
+        must_stop: Callable[[], bool] = never,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.after_step = after_step
+        self.must_stop = must_stop
         self.num_steps = 0
         self._pending: dict[str, PendingRequest] = {}
         self._wave_log = WaveLog()
@@ -55,6 +64,8 @@ class DiffusionEngine:
         self._stopping = False
         # Encoding and sending pictures must not hold up the next forward pass.
         self._responder = ThreadPoolExecutor(1, thread_name_prefix="diffusion-responder")
+        # But when pictures are made faster than sent, they must not pile up.
+        self._unsent = threading.BoundedSemaphore(2 * scheduler.max_num_running_reqs)
         self._worker = threading.Thread(target=self._run, name="diffusion-engine", daemon=True)
 
     def start(self) -> None:
@@ -92,19 +103,22 @@ class DiffusionEngine:
     def step(self) -> None:
         """Schedule, run, answer."""
         wave = self._schedule()
-        if wave is None:
-            self._answer(self.runner.finish_decoding())
-        else:
-            batch = DiffusionRequestBatch([self._pending[name].request for name in wave.request_ids])
-            outputs = self.runner.execute(batch)
+        if wave is not None:
+            outputs = self.runner.execute(DiffusionRequestBatch([self._pending[n].request for n in wave.request_ids]))
             self._note_step(wave, outputs)
-            self._answer(outputs)
+            for request_id, output in outputs.items():
+                self._answer(request_id, output)
+        for request_id, output in self.runner.decode():
+            self._answer(request_id, output)
         self.after_step(self)
 
     def _run(self) -> None:
         while self._wait_for_work():
             try:
-                self.step()
+                if self.must_stop():
+                    self._fail(list(self._pending), EngineStoppedError("the server is shutting down"))
+                else:
+                    self.step()
             except Exception as error:  # a fault of ours: those that run are answered, the others go on
                 logger.exception("a step of the engine failed")
                 self._fail(self.scheduler.running_ids or list(self._pending), error)
@@ -122,7 +136,7 @@ class DiffusionEngine:
             self.scheduler.add_request(request.request_id, key, request.priority or 0)
         except QueueFullError:
             # Requests whose clients are gone must not keep others out.
-            self._drop_stopped(self.scheduler.waiting_ids)
+            self._sweep()
             self.scheduler.add_request(request.request_id, key, request.priority or 0)
         self._pending[request.request_id] = PendingRequest(request, reply, key)
 
@@ -171,19 +185,22 @@ class DiffusionEngine:
             # A request that only has to be decoded makes room for another one.
             self.scheduler.finish_requests(outputs.denoised)
 
-    def _answer(self, outputs: BatchRunnerOutput) -> None:
-        for request_id, output in outputs.items():
-            if output.error is not None:
-                self._fail([request_id], output.error)
-            else:
-                self._succeed(request_id, output)
-
-    def _succeed(self, request_id: str, output: DiffusionOutput) -> None:
+    def _answer(self, request_id: str, output: DiffusionOutput) -> None:
+        if output.error is not None:
+            self._fail([request_id], output.error)
+            return
         pending = self._pending[request_id]
         receipt = pending.receipt(output)
         self._release(request_id)
         self._wave_log.ended(pending, completed=True)
-        self._responder.submit(pending.reply.succeed, output, receipt)
+        self._unsent.acquire()
+        self._responder.submit(self._send, pending.reply, output, receipt)
+
+    def _send(self, reply: Reply, output: DiffusionOutput, receipt: Receipt) -> None:
+        try:
+            reply.succeed(output, receipt)
+        finally:
+            self._unsent.release()
 
     def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
         for request_id in list(request_ids):

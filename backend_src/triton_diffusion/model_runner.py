@@ -54,21 +54,25 @@ class ModelRunner:
     def execute(self, batch: DiffusionRequestBatch) -> BatchRunnerOutput:
         """Bring every request of `batch` one step further; the results of those that ended.
 
-        While other requests still take steps, at most one newcomer is encoded and about one finished request is
-        decoded, so that these wait for no more than that between two steps; the rest have their turn next time.
+        While other requests take steps, at most one newcomer is encoded, so that these wait for no more than that
+        between two steps; the rest have their turn next time. Requests that took their last step are `decode`d.
         """
         if isinstance(self.adapter, StepwiseAdapter):
             return self._execute_step(self.adapter, batch)
         return self._execute_forward(batch)
 
-    @torch.inference_mode()
-    def finish_decoding(self) -> BatchRunnerOutput:
-        """Decode every request that has taken all of its steps."""
-        ended: dict[str, DiffusionOutput] = {}
-        if isinstance(self.adapter, StepwiseAdapter):
-            self._decode(self.adapter, ended)
-        self.release(ended)
-        return BatchRunnerOutput(ended)
+    def decode(self) -> Iterator[tuple[str, DiffusionOutput]]:
+        """Decode requests that have taken all their steps, and yield each result as soon as it is there.
+
+        While other requests take steps, it is one request (and more only when they come faster than that).
+        """
+        finished = [state for state in self._states.values() if state.is_finished]
+        if self._is_denoising():
+            finished = finished[: 1 + len(finished) // self.adapter.config.max_num_seqs]
+        for state in finished:
+            output = self._decode(state)
+            self.release([state.request.request_id])
+            yield state.request.request_id, output
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget the state of requests that go no further."""
@@ -100,10 +104,6 @@ class ModelRunner:
         self._denoise(adapter, states, ended)
         self.release(ended)
         denoised = [state.request.request_id for state in states if state.is_finished]
-
-        # 3. Decode
-        self._decode(adapter, ended)
-        self.release(ended)
         return BatchRunnerOutput(
             ended,
             stepped=[state.request.request_id for state in states],
@@ -121,18 +121,17 @@ class ModelRunner:
                 raise CollateError(f"latents of {state.latents.dtype} cannot join those of {other.latents.dtype}")
         self._states[state.request.request_id] = state
 
-    def _decode(self, adapter: StepwiseAdapter, ended: dict[str, DiffusionOutput]) -> None:
-        finished = [state for state in self._states.values() if state.is_finished]
-        if self._is_denoising():
-            # One, and more only when they come faster than that.
-            finished = finished[: 1 + len(finished) // adapter.config.max_num_seqs]
-        for state in finished:
-            with self._own_error(state.request.request_id, ended):
-                state.request.raise_if_stopped()
-                self._timed("denoise", _synchronize, state)
-                output = self._timed("decode", adapter.post_decode, state)
-                output.stage_durations = state.stage_durations
-                ended[state.request.request_id] = output
+    @torch.inference_mode()
+    def _decode(self, state: RequestState) -> DiffusionOutput:
+        assert isinstance(self.adapter, StepwiseAdapter)
+        try:
+            state.request.raise_if_stopped()
+            self._timed("denoise", _synchronize, state)
+            output = self._timed("decode", self.adapter.post_decode, state)
+        except Exception as error:
+            return _failed(error)
+        output.stage_durations = state.stage_durations
+        return output
 
     def _denoise(
         self, adapter: StepwiseAdapter, states: list[RequestState], ended: dict[str, DiffusionOutput]

@@ -16,8 +16,8 @@ class Receipt:
         request_id: the client's own id with a number behind it.
         wave_id: the wave that the request ended in; waves of a model instance are counted.
         joined_at_wave: the wave that it began in; in request-level mode the same one.
-        wave_size: the most requests that it shared a forward pass with, itself included.
-        rows: the most images that shared a forward pass with its own, these included.
+        wave_size: the most requests that it took a step together with, itself included.
+        rows: the most images that took a step together with its own, these included.
         rows_per_step: the same for each of its steps.
         steps: denoising steps that were run.
         key: what the requests of a wave have in common.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from triton_diffusion import errors
 from triton_diffusion.config import PARAMETERS
-from triton_diffusion.python_backend.outputs import OUTPUTS
+from triton_diffusion.python_backend.triton_outputs import OUTPUTS
 from triton_diffusion.request import BATCH_KEY, FIELDS
 from triton_diffusion.sampling_params import SamplingParams
 from triton_diffusion.sampling_params_key import STRICT_FIELDS

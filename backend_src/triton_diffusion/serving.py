@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from triton_diffusion.scheduling import RequestScheduler, Scheduler, StepSchedul
 
 logger = logging.getLogger(__name__)
 
+
+STOP_FILE = "TRITON_DIFFUSION_STOP_FILE"
+"""The environment variable with that file's path; `TritonServer` sets it."""
 
 STEP_METHODS = ("prepare_encode", "denoise_step", "step_scheduler", "post_decode")
 
@@ -72,7 +76,13 @@ def build_engine(
     )
     if config.max_num_seqs > 1 and not batching:
         logger.warning("max_num_seqs is %d, but %s runs one request at a time", config.max_num_seqs, adapter.name)
-    return DiffusionEngine(ModelRunner(adapter), scheduler, after_step)
+    return DiffusionEngine(ModelRunner(adapter), scheduler, after_step, must_stop)
+
+
+def must_stop() -> bool:
+    """Whether whoever runs the server says, by a file, that it waits for running requests no longer."""
+    stop_file = os.environ.get(STOP_FILE)
+    return stop_file is not None and os.path.exists(stop_file)
 
 
 def _check_step_execution(adapter: PipelineAdapter, config: EngineConfig) -> None:

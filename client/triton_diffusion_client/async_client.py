@@ -11,28 +11,31 @@ import numpy as np
 import PIL.Image
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.request import BATCH_KEY, FIELDS
-from triton_diffusion.sampling_params import SamplingParams
+from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 from triton_diffusion.sampling_params_key import SamplingParamsKey
+from tritonclient.utils import InferenceServerException
 
-from triton_diffusion_client.errors import DiffusionClientError, InvalidRequestError, as_client_error
+from triton_diffusion_client.errors import InvalidRequestError, as_client_error
 from triton_diffusion_client.progress import Progress, track
 from triton_diffusion_client.prompt import Prompt, prompt_inputs
 from triton_diffusion_client.result import GenerationResult
 from triton_diffusion_client.shared_memory import Region, SharedMemoryPool
 
-Protocol = Literal["grpc", "http"]
+Transport = Literal["grpc", "http"]
+
+MICROSECONDS = 1e6
 
 
 class AsyncDiffusionClient:
     """Sends prompts to a served diffusion model. Use it as an async context manager, or call `close`.
 
     Args:
-        url: host and port; `grpc://` or `http://` in front chooses the protocol.
+        url: host and port; `grpc://` or `http://` in front chooses the transport.
         model: the name of the served model.
-        protocol: grpc or http; over HTTP the server never notices a cancelled request.
+        transport: grpc or http; over HTTP the server never notices a cancelled request.
         shared_memory: pictures through the machine's memory if the server is on this machine, found out by itself.
         max_concurrency: requests under way at once.
-        timeout: seconds for one request; None waits as long as it takes.
+        timeout: seconds for one request, for the server too; None waits as long as it takes.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class AsyncDiffusionClient:
         url: str = "localhost:8001",
         model: str = "shapes",
         *,
-        protocol: Protocol = "grpc",
+        transport: Transport = "grpc",
         shared_memory: bool = True,
         max_concurrency: int = 256,
         timeout: float | None = None,
@@ -48,7 +51,7 @@ class AsyncDiffusionClient:
         scheme, _, address = url.rpartition("://")
         self.model = model
         self.timeout = timeout
-        self._triton, self._connection = _connect(scheme or protocol, address)
+        self._triton, self._connection = _connect(scheme or transport, address, max_concurrency)
         self._pool = SharedMemoryPool(self._connection, shared_memory)
         self._slots = asyncio.Semaphore(max_concurrency)
         self._default_size: tuple[int, int] | None = None
@@ -87,7 +90,7 @@ class AsyncDiffusionClient:
             prompts: one prompt or many: a string, or a dict with `prompt`, `negative_prompt`, `multi_modal_data`.
             sampling_params: for all prompts, or one for each.
             progress: a progress bar; None shows one for several prompts on a terminal.
-            on_result: called with each result as soon as it is there.
+            on_result: called with each result as soon as it is there; an error of its own is raised at the end.
 
         Returns:
             One result for each prompt, in order. A prompt that failed has its error in the result.
@@ -102,77 +105,104 @@ class AsyncDiffusionClient:
             params = list(sampling_params)
         if len(params) != len(items):
             raise InvalidRequestError(f"{len(params)} sampling_params for {len(items)} prompts: give one, or one each")
+        callback_errors: list[Exception] = []
         with track(len(items), progress) as advance:
 
             async def one(prompt: Prompt, own_params: SamplingParams) -> GenerationResult:
                 async with self._slots:
                     result = await self._generate_one(prompt, own_params)
                 advance(result)
-                if on_result is not None:
-                    on_result(result)
+                try:
+                    if on_result is not None:
+                        on_result(result)
+                except Exception as error:
+                    callback_errors.append(error)
                 return result
 
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(*pair)) for pair in zip(items, params, strict=True)]
+        if callback_errors:
+            raise callback_errors[0]
         return [task.result() for task in tasks]
 
     async def _generate_one(self, prompt: Prompt, params: SamplingParams) -> GenerationResult:
         result = GenerationResult(prompt=str(prompt.get("prompt", "") if isinstance(prompt, dict) else prompt))
         try:
-            fields = {**prompt_inputs(prompt), **params.given()}
-            result.negative_prompt = fields.get("negative_prompt")
-            await self._infer(fields, params, result)
+            values = {**prompt_inputs(prompt), **params.given()}
+            values = {name: FIELDS[name].parse(value) for name, value in values.items()}
+            result.negative_prompt = values.get("negative_prompt")
+            async with asyncio.timeout(self.timeout):
+                await self._infer(values, result)
         except Exception as error:
             result.error = as_client_error(error)
         return result
 
-    async def _infer(self, fields: dict[str, Any], params: SamplingParams, result: GenerationResult) -> None:
-        values = {name: FIELDS[name].parse(value) for name, value in fields.items()}
-        batch_key = np.empty(SamplingParamsKey.of(params).batch_key_shape(), np.uint8)
-        tensors = [self._tensor("prompt", "BYTES", np.array([values.pop("prompt").encode()], np.object_))]
-        tensors.append(self._tensor(BATCH_KEY, "UINT8", batch_key))
-        if "image" in values:
-            tensors.append(self._tensor("image", "UINT8", values.pop("image")))
-        region = await self._pool.acquire(self._expected_bytes(params))
-        images = self._triton.InferRequestedOutput("images")
-        if region is not None:
-            images.set_shared_memory(region.name, region.byte_size)
-        outputs = [images, *(self._triton.InferRequestedOutput(name) for name in ("videos", "seed_used", "receipt"))]
-        # Triton batches only requests with the same set of input tensors, so what differs goes as parameters.
-        call = self._connection.infer(self.model, tensors, outputs=outputs, parameters=values)
-        response = await asyncio.wait_for(call, self.timeout)
-        self._read(response, region, result)
+    async def _infer(self, values: dict[str, Any], result: GenerationResult) -> None:
+        region = await self._pool.acquire(self._expected_bytes(values))
+        try:
+            response = await self._send(values, region)
+        except InferenceServerException as error:
+            if region is None or "shared memory" not in str(error):
+                await self._pool.settle(region, error)
+                raise
+            # Too small for what the pipeline made, or forgotten by a server that was started again.
+            await self._pool.forget(region)
+            region = None
+            response = await self._send(values, None)
+        self._read(response, values, region, result)
         if region is not None:
             self._pool.release(region)
 
-    def _read(self, response: Any, region: Region | None, result: GenerationResult) -> None:
+    async def _send(self, values: dict[str, Any], region: Region | None) -> Any:
+        key = SamplingParamsKey.of(SamplingParams(**{n: v for n, v in values.items() if n in SAMPLING_FIELDS}))
+        tensors = [
+            self._tensor("prompt", "BYTES", np.array([values["prompt"].encode()], np.object_)),
+            self._tensor(BATCH_KEY, "UINT8", np.empty(key.batch_key_shape(), np.uint8)),
+        ]
+        if "image" in values:
+            tensors.append(self._tensor("image", "UINT8", values["image"]))
+        raw = {name: self._triton.InferRequestedOutput(name) for name in ("images", "videos")}
+        if region is not None:
+            raw[_raw_output(values)].set_shared_memory(region.name, region.byte_size)
+        outputs = [*raw.values(), *(self._triton.InferRequestedOutput(name) for name in ("seed_used", "receipt"))]
+        # Triton batches only requests with the same set of input tensors, so what differs goes as parameters.
+        parameters = {name: value for name, value in values.items() if name not in ("prompt", "image")}
+        timeout = None if self.timeout is None else round(self.timeout * MICROSECONDS)
+        return await self._connection.infer(
+            self.model, tensors, outputs=outputs, parameters=parameters, timeout=timeout
+        )
+
+    def _read(self, response: Any, values: dict[str, Any], region: Region | None, result: GenerationResult) -> None:
         result.receipt = Receipt.from_json(response.as_numpy("receipt").item())
         result.seeds = response.as_numpy("seed_used").reshape(-1).tolist()
-        images = _pixels(response, "images", region)
+        shared = _raw_output(values)
+        images = _pixels(response, "images", region if shared == "images" else None)
         if images is not None:
             result.images = [PIL.Image.fromarray(image) for image in images[0]]
-            self._learn_default_size(result.receipt)
-        videos = _pixels(response, "videos", None)
+        videos = _pixels(response, "videos", region if shared == "videos" else None)
         if videos is not None:
             result.videos = [[PIL.Image.fromarray(frame) for frame in video] for video in videos[0]]
-
-    def _expected_bytes(self, params: SamplingParams) -> int:
-        """The size of the pictures; 0 while the model's default size is not known yet."""
-        height, width = (params.height, params.width)
-        if (height is None or width is None) and self._default_size is not None:
-            height, width = height or self._default_size[0], width or self._default_size[1]
-        return 0 if height is None or width is None else height * width * 3 * (params.num_images_per_prompt or 1)
-
-    def _learn_default_size(self, receipt: Receipt) -> None:
-        params = receipt.sampling_params
-        if self._default_size is None and params.height and params.width:
+        params = result.receipt.sampling_params
+        if "height" not in values and "width" not in values and params.height and params.width:
             self._default_size = (params.height, params.width)
+
+    def _expected_bytes(self, values: dict[str, Any]) -> int:
+        """The size of the pictures; 0 while the model's default size is not known yet."""
+        default_height, default_width = self._default_size or (0, 0)
+        height, width = values.get("height", default_height), values.get("width", default_width)
+        images = values.get("num_images_per_prompt", 1) * values.get("num_frames", 1)
+        return int(height * width * 3 * images)
 
     def _tensor(self, name: str, datatype: str, tensor: np.ndarray[Any, Any]) -> Any:
         """An input of one request: `tensor` with Triton's batch dimension of 1 in front."""
         infer_input = self._triton.InferInput(name, [1, *tensor.shape], datatype)
         infer_input.set_data_from_numpy(tensor[None])
         return infer_input
+
+
+def _raw_output(values: dict[str, Any]) -> str:
+    """The output that is expected to hold the raw pixels: only videos have a number of frames."""
+    return "videos" if "num_frames" in values else "images"
 
 
 def _pixels(response: Any, name: str, region: Region | None) -> np.ndarray[Any, Any] | None:
@@ -185,14 +215,15 @@ def _pixels(response: Any, name: str, region: Region | None) -> np.ndarray[Any, 
     return pixels
 
 
-def _connect(protocol: str, address: str) -> tuple[ModuleType, Any]:
-    """tritonclient's module for the protocol, and its connection."""
-    if protocol == "grpc":
+def _connect(transport: str, address: str, connections: int) -> tuple[ModuleType, Any]:
+    """tritonclient's module for the transport, and its connection."""
+    if transport == "grpc":
         import tritonclient.grpc.aio as grpc_client
 
         return grpc_client, grpc_client.InferenceServerClient(address)
-    if protocol == "http":
+    if transport == "http":
         import tritonclient.http.aio as http_client
 
-        return http_client, http_client.InferenceServerClient(address)
-    raise DiffusionClientError(f"unknown protocol {protocol!r}: use grpc or http")
+        # Its own timeout would end requests that the caller is willing to wait for.
+        return http_client, http_client.InferenceServerClient(address, conn_limit=connections, conn_timeout=None)
+    raise InvalidRequestError(f"unknown transport {transport!r}: use grpc:// or http://")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from triton_diffusion.sampling_params import SamplingParams
 
-from triton_diffusion_client.async_client import AsyncDiffusionClient, Protocol
+from triton_diffusion_client.async_client import AsyncDiffusionClient, Transport
 from triton_diffusion_client.progress import Progress
 from triton_diffusion_client.prompt import Prompt
 from triton_diffusion_client.result import GenerationResult
@@ -29,7 +29,7 @@ class DiffusionClient:
         url: str = "localhost:8001",
         model: str = "shapes",
         *,
-        protocol: Protocol = "grpc",
+        transport: Transport = "grpc",
         shared_memory: bool = True,
         max_concurrency: int = 256,
         timeout: float | None = None,
@@ -42,7 +42,7 @@ class DiffusionClient:
             return AsyncDiffusionClient(
                 url,
                 model,
-                protocol=protocol,
+                transport=transport,
                 shared_memory=shared_memory,
                 max_concurrency=max_concurrency,
                 timeout=timeout,
@@ -65,8 +65,10 @@ class DiffusionClient:
     def close(self) -> None:
         """Give back the shared memory and close the connection; calling it again does nothing."""
         if not self._loop.is_closed():
-            self._run(self._client.close())
-            self._stop()
+            try:
+                self._run(self._client.close())
+            finally:
+                self._stop()
 
     def is_ready(self) -> bool:
         """Whether the server answers and has the model ready."""
@@ -84,6 +86,9 @@ class DiffusionClient:
         return self._run(self._client.generate(prompts, sampling_params, progress=progress, on_result=on_result))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("on_result must not use its own client: this call would wait for itself")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

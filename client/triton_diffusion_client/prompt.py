@@ -37,7 +37,11 @@ def prompt_inputs(prompt: Prompt) -> dict[str, Any]:
     for name in prompt:
         if name not in PROMPT_KEYS:
             raise InvalidRequestError(f"unknown key {name!r} of a prompt{did_you_mean(name, PROMPT_KEYS)}")
-    inputs: dict[str, Any] = {name: value for name, value in prompt.items() if name != "multi_modal_data"}
+    if "prompt" not in prompt:
+        raise InvalidRequestError("a prompt dict needs the key 'prompt'")
+    inputs: dict[str, Any] = {name: prompt[name] for name in ("prompt", "negative_prompt") if name in prompt}
+    if inputs.get("negative_prompt", "") is None:
+        del inputs["negative_prompt"]
     media = prompt.get("multi_modal_data", {})
     if not isinstance(media, Mapping):
         raise InvalidRequestError(f"multi_modal_data is a dict, not {type(media).__name__}")

@@ -46,7 +46,7 @@ class GenerationResult:
         return self
 
     def save(self, directory: Path | str, stem: str = "") -> list[Path]:
-        """Write the pictures as PNG files (videos as animated WebP) that hold prompt, seed and parameters.
+        """Write the pictures as PNG files that hold prompt, seed and parameters, and videos as animated WebP.
 
         Args:
             directory: made if it is not there.

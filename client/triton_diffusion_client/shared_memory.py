@@ -8,8 +8,14 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Protocol
 
 import numpy as np
+from tritonclient.utils import InferenceServerException
 
 logger = logging.getLogger(__name__)
+
+ANSWERED = frozenset(
+    {"StatusCode.INVALID_ARGUMENT", "StatusCode.INTERNAL", "StatusCode.NOT_FOUND", "400", "404", "500", "503"}
+)
+"""Statuses of errors that the server itself answered, when it was done with the request."""
 
 MINIMUM_BYTES = 256 * 1024
 """Below this, a region saves less time than its registration costs."""
@@ -85,15 +91,35 @@ class SharedMemoryPool:
         """
         self._free.append(region)
 
+    async def settle(self, region: Region | None, error: InferenceServerException) -> None:
+        """Give a region back, or up, whose request failed with `error`."""
+        if region is None:
+            return
+        if str(error.status()) in ANSWERED:
+            self.release(region)
+        else:  # it is not certain that the server is done with it
+            self._all.remove(region)
+            await self._take_back(region)
+
+    async def forget(self, region: Region) -> None:
+        """Take back a region that the server does not know or cannot use, and those that are free; new ones follow."""
+        stale, self._free = [region, *self._free], []
+        self._all = [other for other in self._all if other not in stale]
+        for other in stale:
+            await self._take_back(other)
+
     async def close(self) -> None:
         """Take back all regions."""
-        for region in self._all:
-            try:
-                await self._registrar.unregister_system_shared_memory(region.name)
-            except Exception as error:  # the server may be gone already
-                logger.debug("shared memory region %s could not be unregistered: %s", region.name, error)
-            region.close()
-        self._all, self._free = [], []
+        regions, self._all, self._free = self._all, [], []
+        for region in regions:
+            await self._take_back(region)
+
+    async def _take_back(self, region: Region) -> None:
+        try:
+            await self._registrar.unregister_system_shared_memory(region.name)
+        except Exception as error:  # the server may be gone already
+            logger.debug("shared memory region %s could not be unregistered: %s", region.name, error)
+        region.close()
 
     async def _register(self, byte_size: int) -> Region | None:
         try:
@@ -105,8 +131,9 @@ class SharedMemoryPool:
         try:
             await self._registrar.register_system_shared_memory(region.name, f"/{region.name}", byte_size)
         except Exception as error:
-            logger.debug("the server does not share this machine's memory: %s", error)
-            self._enabled = False
+            logger.debug("the server cannot use shared memory: %s", error)
+            # It has no such region: it is on another machine. Anything else may pass.
+            self._enabled = "open shared memory region" not in str(error)
             region.close()
             return None
         finally:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from triton_diffusion.engine import DiffusionEngine
+from triton_diffusion.engine import SWEEP_SECONDS, DiffusionEngine
 from triton_diffusion.errors import (
     DeadlineExceededError,
     EngineStoppedError,
@@ -17,7 +19,9 @@ from triton_diffusion.errors import (
 )
 from triton_diffusion.model_runner import ModelRunner
 from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.receipt import Receipt
 from triton_diffusion.scheduling import RequestScheduler
+from triton_diffusion.serving import STOP_FILE, must_stop
 
 from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
 
@@ -182,6 +186,7 @@ def test_clients_that_are_gone_do_not_keep_others_out(start: Start) -> None:
     gate.wait_for_step()
     (gone,) = add(engine, "gone")
     gone.cancelled = True
+    time.sleep(2 * SWEEP_SECONDS)
     (accepted,) = add(engine, "accepted")
     gate.remove()
     assert isinstance(gone.wait(), RequestCancelledError)
@@ -231,6 +236,59 @@ def test_an_answer_that_cannot_be_sent_becomes_an_error_answer(start: Start) -> 
     reply = FullMemory()
     start(CountingAdapter()).add_requests([(fake_request(), reply)])
     assert "no shared memory left" in str(reply.wait())
+
+
+def test_a_file_that_says_so_ends_the_wait_for_running_requests(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
+    adapter = CountingAdapter()
+    adapter.before_step = lambda: time.sleep(0.01)
+    engine = start(adapter)
+    engine.must_stop = must_stop
+    (running,) = add(engine, "running", num_inference_steps=1000)
+    time.sleep(0.1)
+    assert not running.is_answered
+    (tmp_path / "stop").touch()
+    assert isinstance(running.wait(), EngineStoppedError)
+
+
+def test_each_request_is_answered_as_soon_as_it_is_decoded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = CountingAdapter()
+    decoded: list[str] = []
+    decode = adapter.decode
+
+    def slow_decode(state: Any) -> Any:
+        if decoded:
+            replies[0].wait()  # that of the first must not have to wait for this one
+        decoded.append(state.request.prompt)
+        return decode(state)
+
+    monkeypatch.setattr(adapter, "decode", slow_decode)
+    engine = start(adapter)
+    replies = add(engine, "a", "b", "c")
+    for reply in replies:
+        reply.wait()
+    assert decoded == ["a", "b", "c"]
+
+
+def test_pictures_do_not_pile_up_when_they_are_sent_slowly(start: Start) -> None:
+    adapter = CountingAdapter()
+    engine = start(adapter, max_num_seqs=1)
+    sending = threading.Event()
+
+    class SlowReply(RecordedReply):
+        def send_output(self, output: DiffusionOutput, receipt: Receipt) -> None:
+            sending.wait()
+            super().send_output(output, receipt)
+
+    replies = [SlowReply() for _ in range(6)]
+    engine.add_requests([(fake_request("good", num_inference_steps=1), reply) for reply in replies])
+    time.sleep(0.3)
+    assert len(adapter.waves) == 3, "two results wait to be sent, and one more is made"
+    sending.set()
+    for reply in replies:
+        reply.wait()
 
 
 def test_shutdown_answers_what_is_left(start: Start) -> None:

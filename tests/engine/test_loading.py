@@ -11,7 +11,7 @@ from triton_diffusion.adapters.loading import resolve_device, resolve_dtype
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
 
-from tests.requests import mixed_requests, stock_call
+from tests.example_requests import mixed_requests, stock_call
 from tests.tiny_pipelines import stable_diffusion_3
 
 

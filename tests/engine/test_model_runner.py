@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,12 @@ def run_to_the_end(runner: ModelRunner, *prompts: str, **params: int) -> dict[st
     made = [fake_request(prompt, None, None, **params) for prompt in prompts]
     left = {request.request_id: request for request in made}
     outputs: dict[str, DiffusionOutput] = {}
+    denoised: set[str] = set()
     while left:
-        ended: Mapping[str, DiffusionOutput] = runner.execute(DiffusionRequestBatch(list(left.values())))
-        for request_id, output in ended.items():
+        running = [request for request in left.values() if request.request_id not in denoised]
+        ended = runner.execute(DiffusionRequestBatch(running))
+        denoised.update(ended.denoised)
+        for request_id, output in [*ended.items(), *runner.decode()]:
             outputs[left.pop(request_id).prompt] = output
     return outputs
 
@@ -59,8 +61,8 @@ def test_a_failing_pass_is_tried_again_with_each_half() -> None:
 def test_a_request_with_fewer_steps_ends_early() -> None:
     runner = ModelRunner(CountingAdapter())
     short, long = fake_request("short", num_inference_steps=1), fake_request("long", num_inference_steps=2)
-    ended = runner.execute(DiffusionRequestBatch([short, long]))
-    assert list(ended) == [short.request_id]
+    assert runner.execute(DiffusionRequestBatch([short, long])).denoised == [short.request_id]
+    assert [request_id for request_id, _ in runner.decode()] == [short.request_id]
     assert runner.num_live_states == 1
 
 

@@ -15,7 +15,7 @@ from triton_diffusion.errors import FieldValueError, NonFiniteError
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
 
-from tests.requests import mixed_requests, stock_call
+from tests.example_requests import mixed_requests, stock_call
 from tests.tiny_pipelines import stable_diffusion_3
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -146,7 +146,7 @@ def test_what_the_pipeline_would_refuse_is_refused_at_once(given: dict[str, int]
 
 def test_the_number_of_pixels_is_bounded_by_the_config() -> None:
     adapter = adapter_of(stable_diffusion_3(), max_pixels=64 * 64)
-    with pytest.raises(FieldValueError, match="height=64 width=128: 8192 pixels, at most 4096 .max_pixels"):
+    with pytest.raises(FieldValueError, match="height=64 width=128: too many pixels, at most 4096 .max_pixels"):
         adapter.check_request(mixed_requests(1, height=64, width=128)[0])
 
 

@@ -21,7 +21,7 @@ from triton_diffusion.serving import build_engine
 
 from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
 from tests.engine.test_engine import Gate, add
-from tests.requests import mixed_requests, stock_call
+from tests.example_requests import mixed_requests, stock_call
 from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
 
 STEPWISE = EngineConfig(model="tiny", max_num_seqs=8, step_execution=True)

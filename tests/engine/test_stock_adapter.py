@@ -12,7 +12,13 @@ from triton_diffusion.adapters import StockAdapter
 from triton_diffusion.adapters.loading import adapter_for
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
-from triton_diffusion.errors import ConfigurationError, InvalidRequestError, RequestCancelledError
+from triton_diffusion.errors import (
+    ConfigurationError,
+    FieldValueError,
+    InvalidRequestError,
+    NonFiniteError,
+    RequestCancelledError,
+)
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
 
@@ -28,7 +34,7 @@ def request_of(adapter: Any, **given: Any) -> OmniDiffusionRequest:
 
 @pytest.fixture(scope="module")
 def adapter() -> Any:
-    return adapter_for(flux(), CONFIG)
+    return StockAdapter(flux(), CONFIG)  # a pipeline with all that the stock call may have, as if it had no adapter
 
 
 def test_it_is_found_and_says_that_nothing_is_fused(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,7 +68,7 @@ def test_what_the_pipeline_takes_is_read_from_its_call(adapter: Any) -> None:
 def test_a_default_that_the_pipeline_does_not_take_is_refused_at_load(adapter: Any) -> None:
     config = dataclasses.replace(CONFIG, default_sampling_params=SamplingParams(strength=0.5))
     with pytest.raises(ConfigurationError, match="strength is not taken by FluxPipeline"):
-        adapter_for(adapter.pipeline, config)
+        StockAdapter(adapter.pipeline, config)
 
 
 def test_a_cancelled_request_stops_between_two_steps(adapter: Any) -> None:
@@ -76,6 +82,23 @@ def test_a_cancelled_request_stops_between_two_steps(adapter: Any) -> None:
     with pytest.raises(RequestCancelledError):
         adapter.forward(DiffusionRequestBatch([request]))
     assert len(asked) == 3, "once before the call, and after each of two steps"
+
+
+def test_a_size_that_the_pipeline_rounds_is_refused(adapter: Any) -> None:
+    request = request_of(adapter, height=34, width=32)
+    with pytest.raises(FieldValueError, match="height=34: FluxPipeline makes 32 of it; ask for a size that it makes"):
+        adapter.forward(DiffusionRequestBatch([request]))
+
+
+def test_a_picture_of_nan_is_an_error_and_not_black(adapter: Any) -> None:
+    request = request_of(adapter, height=32, width=32)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        StockAdapter._pixels(adapter, {"images": np.full([1, 32, 32, 3], np.nan, np.float32)}, request.sampling_params)
+
+
+def test_one_side_alone_is_bounded_too(adapter: Any) -> None:
+    with pytest.raises(FieldValueError, match="height=16384 width=None: too many pixels"):
+        adapter.check_request(request_of(adapter, height=16384))
 
 
 def test_what_the_pipelines_own_check_refuses_is_the_clients_error(adapter: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient
 
 from tests.server.repository import FAULTY_MODEL, add_model
-from tests.tiny_pipelines import flux, stable_diffusion_3
+from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
 
 TINY_DEFAULTS = {"height": 32, "width": 32, "num_inference_steps": 6, "max_sequence_length": 32}
 
@@ -53,9 +55,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
         batch_invariant="true",
         default_sampling_params=TINY_DEFAULTS,
     )
-    flux_checkpoint = tmp_path_factory.mktemp("flux")
-    flux().save_pretrained(flux_checkpoint)
-    add_model(repository, "flux", flux_checkpoint, max_batch_size=4, max_wait_ms=0)
+    pixart_checkpoint = tmp_path_factory.mktemp("pixart")
+    pixart_alpha().save_pretrained(pixart_checkpoint)
+    add_model(repository, "pixart", pixart_checkpoint, max_batch_size=4, max_wait_ms=0)
     with TritonServer(repository) as server:
         yield server
 
@@ -77,3 +79,19 @@ def wait_for_log(server: TritonServer, text: str, since: int = 0, timeout: float
                 return line
         time.sleep(0.02)
     raise AssertionError(f"no log line holds {text!r}: {list(server.log_lines)[-5:]}")
+
+
+def metric(server: TritonServer, model: str, name: str) -> float:
+    """The value of one of a model's metrics, as Prometheus would read it; 0 before it is first set."""
+    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as response:
+        text = response.read().decode()
+    found = re.search(rf'^{name}{{[^}}]*model="{model}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def wait_for_running(server: TritonServer, model: str, requests: int, timeout: float = 15) -> None:
+    """Until so many requests of the model take steps."""
+    deadline = time.monotonic() + timeout
+    while metric(server, model, "triton_diffusion_running_requests") != requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

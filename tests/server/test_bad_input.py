@@ -51,7 +51,7 @@ NONSENSE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GOOD, {"height": 33}, "height=33: must be a multiple of 4; the nearest is 32 or 36"),
     (GOOD, {"num_inference_steps": 0}, "num_inference_steps=0: must be an integer from 1 to 1000"),
     (GOOD, {"seed": -1}, "seed=-1: must be an integer from 0"),
-    (GOOD, {"height": 16384, "width": 16384}, "height=16384 width=16384: 268435456 pixels, at most 4194304"),
+    (GOOD, {"height": 16384, "width": 16384}, "height=16384 width=16384: too many pixels, at most 4194304"),
     (GOOD, {"width": 2**40}, "width=1099511627776: must be an integer from 1 to 16384"),
     ({**GOOD, "guidance_scale": np.array([[np.nan]], np.float32)}, {}, "guidance_scale=nan: must be a number"),
     ({**GOOD, "seed": np.array([[-5]], np.int64)}, {}, "seed=-5: must be an integer from 0"),
@@ -100,14 +100,14 @@ def generate(server: TritonServer, body: bytes) -> tuple[int, str]:
     [
         ({"prompt": "a", "hieght": 64}, "unknown field 'hieght', did you mean 'height'?"),
         ({"prompt": ["a", "b"]}, "prompt holds 2 values: send one request for each prompt"),
-        ({"prompt": "a", "guidance_scale": 1e9}, "guidance_scale=1000000000.0: must be a number from 0.0 to 100.0"),
+        ({"prompt": "a", "guidance_scale": 1e9}, "guidance_scale=1000000000.0: must be a number from 0 to 100"),
         ({"prompt": "a", "height": 31}, "height=31: must be a multiple of 4; the nearest is 28 or 32"),
     ],
 )
 def test_nonsense_by_the_generate_endpoint(server: TritonServer, body: dict[str, Any], message: str) -> None:
     status, answer = generate(server, json.dumps(body).encode())
     assert status == 400
-    assert message.replace(".0 to 100.0", " to 100") in answer
+    assert message in answer
 
 
 def test_an_output_that_the_model_does_not_make_is_refused(server: TritonServer) -> None:

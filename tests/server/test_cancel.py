@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from triton_diffusion_client import (
     ServerUnavailableError,
 )
 
-from tests.server.conftest import wait_for_log
+from tests.server.conftest import wait_for_log, wait_for_running
 
 LONG = SamplingParams(seed=1, num_inference_steps=150)
 
@@ -37,23 +36,21 @@ def pixels(result: GenerationResult) -> Any:
     return np.asarray(result.raise_for_error().images[0], dtype=int)
 
 
-async def one_stays_and_one_leaves(server: TritonServer) -> tuple[GenerationResult, float]:
+async def one_stays_and_one_leaves(server: TritonServer) -> GenerationResult:
     async with (
         AsyncDiffusionClient(server.grpc_url, "tiny") as stays,
         AsyncDiffusionClient(server.grpc_url, "tiny") as leaves,
     ):
         staying = asyncio.create_task(stays.generate("a cat", LONG))
         leaving = asyncio.create_task(leaves.generate("a dog", SamplingParams(seed=2, num_inference_steps=1000)))
-        await asyncio.sleep(0.6)  # both are in one wave by now: the wait is 0.2 s
+        await asyncio.to_thread(wait_for_running, server, "tiny", 2)
         leaving.cancel()
-        cancelled = time.monotonic()
-        result = (await staying)[0]
-        return result, time.monotonic() - cancelled
+        return (await staying)[0]
 
 
 def test_a_cancelled_request_leaves_its_wave_and_the_other_is_unchanged(server: TritonServer) -> None:
     position = len(server.log_lines)
-    result, _ = asyncio.run(one_stays_and_one_leaves(server))
+    result = asyncio.run(one_stays_and_one_leaves(server))
     assert result.receipt is not None
     assert result.receipt.wave_size == 2
     wait_for_log(server, "2 requests (1 completed)", since=position)
@@ -70,7 +67,7 @@ def test_the_request_of_a_killed_client_ends(server: TritonServer) -> None:
         "    client.generate('a cat', SamplingParams(num_inference_steps=1000, num_images_per_prompt=8))\n"
     )
     client = subprocess.Popen([sys.executable, "-c", script])
-    time.sleep(2.5)
+    wait_for_running(server, "tiny", 1)
     os.kill(client.pid, signal.SIGKILL)
     client.wait()
     wait_for_log(server, "1 requests (0 completed)", since=position)

@@ -20,7 +20,7 @@ import tritonclient.http
 from triton_diffusion.embedded import TritonServer, TritonServerError
 from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams, ServerUnavailableError
 
-from tests.server.conftest import TINY_DEFAULTS
+from tests.server.conftest import TINY_DEFAULTS, wait_for_running
 from tests.server.repository import add_model
 
 
@@ -32,7 +32,8 @@ def repository(tmp_path: Path, checkpoint: Path) -> Path:
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """What our servers have in /dev/shm; other programs may come and go."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("triton_diffusion")}
 
 
 def processes(server_pid: int) -> list[int]:
@@ -60,7 +61,7 @@ class InFlight:
 
         self._thread = threading.Thread(target=send)
         self._thread.start()
-        time.sleep(0.5)
+        wait_for_running(server, "tiny", 8)
 
     def results(self) -> list[GenerationResult]:
         self._thread.join(timeout=30)
@@ -85,6 +86,48 @@ def test_at_unload_and_at_sigterm_running_requests_are_answered_and_nothing_is_l
     assert all(result.error is None for result in results[:8]), "what ran got its pictures"
     assert processes(pid) == []
     assert shared_memory() == before
+
+
+def test_requests_that_outlast_the_exit_timeout_are_answered_with_an_error(repository: Path) -> None:
+    with TritonServer(repository, exit_timeout=1) as server:
+        pid = server.pid
+        under_way = InFlight(server, count=12, steps=1000)
+        began = time.monotonic()
+    assert time.monotonic() - began < 8
+    messages = [str(result.error) for result in under_way.results()]
+    assert messages == ["the server is shutting down"] * 12
+    assert processes(pid) == []
+
+
+WITH_SERVER = """\
+import sys, time
+from triton_diffusion.embedded import TritonServer
+with TritonServer(sys.argv[1]) as server:
+    print(server.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_program_that_is_terminated_stops_its_server(repository: Path, number: signal.Signals) -> None:
+    before = shared_memory()
+    command = [sys.executable, "-c", WITH_SERVER, str(repository)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert program.stdout is not None
+    pid = int(program.stdout.readline())
+    program.send_signal(number)
+    assert program.wait(timeout=20) != 0
+    assert processes(pid) == []
+    assert shared_memory() == before
+
+
+def test_a_log_that_nobody_reads_does_not_stop_the_server(repository: Path) -> None:
+    def broken(_: str) -> None:
+        raise BrokenPipeError
+
+    with TritonServer(repository, on_log_line=broken) as server, DiffusionClient(server.grpc_url, "tiny") as client:
+        results = client.generate(["a cat"] * 400, SamplingParams(num_inference_steps=1, height=16, width=16))
+    assert all(result.error is None for result in results)
 
 
 def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:

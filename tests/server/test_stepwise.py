@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,8 @@ import tritonclient.grpc
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import AsyncDiffusionClient, DiffusionClient, GenerationResult, SamplingParams
 
-from tests.requests import mixed_requests, stock_call
+from tests.example_requests import mixed_requests, stock_call
+from tests.server.conftest import metric, wait_for_running
 
 
 @pytest.fixture
@@ -31,17 +30,10 @@ def pixels(result: GenerationResult) -> list[bytes]:
     return [image.tobytes() for image in result.raise_for_error().images]
 
 
-def metric(server: TritonServer, name: str) -> float:
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as response:
-        text = response.read().decode()
-    found = re.search(rf'^{name}{{[^}}]*model="stepwise"[^}}]*}} (\S+)$', text, re.MULTILINE)
-    assert found is not None, text
-    return float(found[1])
-
-
 def wait_until_idle(server: TritonServer) -> None:
     deadline = time.monotonic() + 20
-    while metric(server, "triton_diffusion_live_states") or metric(server, "triton_diffusion_waiting_requests"):
+    names = ("triton_diffusion_live_states", "triton_diffusion_waiting_requests")
+    while any(metric(server, "stepwise", name) for name in names):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -77,17 +69,17 @@ def test_requests_that_join_at_different_steps_equal_the_stock_call(
 
 def test_progress_is_a_metric(server: TritonServer, stepwise: DiffusionClient) -> None:
     wait_until_idle(server)
-    before = metric(server, "triton_diffusion_steps_total")
+    before = metric(server, "stepwise", "triton_diffusion_steps_total")
     long = threading.Thread(target=stepwise.generate, args=("a cat", SamplingParams(num_inference_steps=200)))
     long.start()
-    time.sleep(0.5)
-    assert metric(server, "triton_diffusion_live_states") == 1
-    left = metric(server, "triton_diffusion_remaining_steps")
+    wait_for_running(server, "stepwise", 1)
+    assert metric(server, "stepwise", "triton_diffusion_live_states") == 1
+    left = metric(server, "stepwise", "triton_diffusion_remaining_steps")
     time.sleep(0.3)
-    assert 0 < metric(server, "triton_diffusion_remaining_steps") < left < 200
+    assert 0 < metric(server, "stepwise", "triton_diffusion_remaining_steps") < left < 200
     long.join()
     wait_until_idle(server)
-    assert metric(server, "triton_diffusion_steps_total") == before + 200
+    assert metric(server, "stepwise", "triton_diffusion_steps_total") == before + 200
     stepwise.close()
 
 
@@ -137,7 +129,7 @@ def test_two_hundred_stopped_requests_leave_no_trace_in_the_two_hundred_that_sta
     results = asyncio.run(disturbed())
     assert [pixels(result) for result in results] == undisturbed
     wait_until_idle(server)
-    assert metric(server, "triton_diffusion_running_requests") == 0
+    assert metric(server, "stepwise", "triton_diffusion_running_requests") == 0
     assert stub.memory_info().rss < memory + 50 * 2**20
     for process in killed:
         process.wait()

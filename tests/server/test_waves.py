@@ -10,7 +10,7 @@ import numpy as np
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient, Prompt, Receipt, SamplingParams
 
-from tests.requests import PROMPTS, mixed_requests, stock_call
+from tests.example_requests import PROMPTS, mixed_requests, stock_call
 
 
 def prompts_of(requests: list[Any]) -> list[Prompt]:
@@ -68,23 +68,24 @@ def test_a_random_seed_is_reported_and_gives_the_same_picture_again(client: Diff
 
 
 def test_a_pipeline_without_an_adapter_runs_one_request_at_a_time(server: TritonServer) -> None:
-    params = SamplingParams(seed=1, height=32, width=32, num_inference_steps=2, num_images_per_prompt=2)
-    with DiffusionClient(server.grpc_url, model="flux") as client:
+    params = SamplingParams(seed=1, num_inference_steps=2, num_images_per_prompt=2)
+    with DiffusionClient(server.grpc_url, model="pixart") as client:
         results = client.generate(["a cat", "a dog", "a bird"], params)
     for result in results:
-        assert [image.size for image in result.raise_for_error().images] == [(32, 32)] * 2
+        assert [image.size for image in result.raise_for_error().images] == [(64, 64)] * 2
         assert result.receipt is not None
         assert result.receipt.wave_size == 1
 
 
 def test_the_log_says_at_start_what_is_served_and_how(server: TritonServer) -> None:
-    line = next(
-        line for line in server.log_lines if "serving StableDiffusion3Pipeline" in line and "max_num_seqs 8" in line
-    )
-    for words in ("StableDiffusion3Adapter on cpu with torch.float32", "request batching on", "mode request-level"):
+    lines = [line for line in server.log_lines if "serving StableDiffusion3Pipeline" in line]
+    line = next(line for line in lines if "request_batch_max_wait_ms 200" in line)
+    for words in ("StableDiffusion3Adapter on cpu with torch.float32", "max_num_seqs 8", "mode request-level"):
         assert words in line
-    assert "request_batch_max_wait_ms 200" in line
-    assert any("max_num_seqs is 4, but FluxPipeline runs one request at a time" in line for line in server.log_lines)
+    assert "request batching on" in line
+    assert any(
+        "max_num_seqs is 4, but PixArtAlphaPipeline runs one request at a time" in line for line in server.log_lines
+    )
 
 
 def test_each_prompt_may_have_parameters_of_its_own(client: DiffusionClient) -> None:

@@ -39,6 +39,7 @@ def test_an_image_may_be_given_in_many_ways(tmp_path: Path) -> None:
     ("prompt", "message"),
     [
         (5, "a prompt is a string or a dict, not int"),
+        ({"negative_prompt": "a"}, "a prompt dict needs the key 'prompt'"),
         ({"promt": "a"}, "unknown key 'promt' of a prompt, did you mean 'prompt'"),
         ({"prompt": "a", "multi_modal_data": {"audio": b""}}, "unknown key 'audio' of multi_modal_data"),
         ({"prompt": "a", "multi_modal_data": {"image": b"no picture"}}, "image cannot be read"),
@@ -80,6 +81,37 @@ def test_nobody_there_is_an_error_of_each_request() -> None:
     assert [type(result.error) for result in results] == [ServerUnavailableError] * 2
     with pytest.raises(ServerUnavailableError):
         results[0].raise_for_error()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    with DiffusionClient("127.0.0.1:1") as client:
+        params = SamplingParams(height=np.int64(64), guidance_scale=np.float32(5))  # type: ignore[arg-type]
+        assert isinstance(client.generate("a", params)[0].error, ServerUnavailableError)
+
+
+def test_an_error_of_a_callback_is_raised_when_all_is_done() -> None:
+    seen = []
+
+    def on_result(result: GenerationResult) -> None:
+        seen.append(result)
+        raise KeyError("mine")
+
+    with DiffusionClient("127.0.0.1:1") as client, pytest.raises(KeyError, match="mine"):
+        client.generate(["a", "b"], on_result=on_result)
+    assert len(seen) == 2
+
+
+def test_a_callback_that_waits_for_its_own_client_is_told_so() -> None:
+    def on_result(_: GenerationResult) -> None:
+        client.generate("b")
+
+    with DiffusionClient("127.0.0.1:1") as client, pytest.raises(RuntimeError, match="would wait for itself"):
+        client.generate("a", on_result=on_result)
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="unknown transport 'https': use grpc:// or http://"):
+        DiffusionClient("https://127.0.0.1:1")
 
 
 def test_sampling_params_must_be_one_or_one_each() -> None:

@@ -19,7 +19,7 @@ import pytest
         "triton_diffusion.request",
         "triton_diffusion.scheduling",
         "triton_diffusion.config",
-        "triton_diffusion.python_backend.outputs",
+        "triton_diffusion.python_backend.triton_outputs",
     ],
 )
 def test_these_need_neither_torch_nor_triton(module: str) -> None:

@@ -56,6 +56,11 @@ class PipelineAdapter(ABC):
         """The sampling parameters of a request that gives none."""
 
     @property
+    def raw_output(self) -> str:
+        """The output that holds the raw pixels: `images` or `videos`."""
+        return "videos" if "num_frames" in self.taken else "images"
+
+    @property
     def name(self) -> str:
         """The name of the pipeline class."""
         return type(self.pipeline).__name__
@@ -76,9 +81,9 @@ class PipelineAdapter(ABC):
             InvalidRequestError: naming the field, the value and the remedy.
         """
         height, width = request.sampling_params.height, request.sampling_params.width
-        if height and width and height * width > self.config.max_pixels:
+        if (height or width or 0) * (width or height or 0) > self.config.max_pixels:
             raise FieldValueError(
-                f"height={height} width={width}: {height * width} pixels, at most {self.config.max_pixels} "
+                f"height={height} width={width}: too many pixels, at most {self.config.max_pixels} "
                 "(max_pixels in config.pbtxt)"
             )
 

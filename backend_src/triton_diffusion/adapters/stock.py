@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 
 from triton_diffusion.adapters.adapter import PipelineAdapter, to_uint8
 from triton_diffusion.batch import DiffusionRequestBatch
-from triton_diffusion.errors import InvalidRequestError, PipelineOutputError
+from triton_diffusion.errors import FieldValueError, InvalidRequestError, NonFiniteError, PipelineOutputError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
+from triton_diffusion.sampling_params import SamplingParams
 
 OUR_OWN = ("num_images_per_prompt",)
 """Arguments that the adapter itself takes care of: some pipelines mis-pair the rows of several images."""
@@ -43,9 +45,11 @@ class StockAdapter(PipelineAdapter):
                 arguments["generator"] = torch.Generator().manual_seed(seed)
             try:
                 result = self.pipeline(**arguments)
-            except ValueError as error:  # how diffusers' check_inputs says that an argument is wrong
-                raise InvalidRequestError(f"{self.name}: {error}") from error
-            rows.append(self._pixels(result))
+            except ValueError as error:
+                if _was_raised_in("check_inputs", error):
+                    raise InvalidRequestError(f"{self.name}: {error}") from error
+                raise
+            rows.append(self._pixels(result, request.sampling_params))
         return DiffusionOutput(output=np.concatenate(rows), num_inference_steps=steps)
 
     def _arguments(self, request: OmniDiffusionRequest) -> dict[str, Any]:
@@ -59,9 +63,20 @@ class StockAdapter(PipelineAdapter):
             given["output_type"] = "np"
         return {name: value for name, value in given.items() if name in self.call_arguments and name not in OUR_OWN}
 
-    def _pixels(self, result: Any) -> np.ndarray[Any, Any]:
+    def _pixels(self, result: Any, params: SamplingParams) -> np.ndarray[Any, Any]:
         """The pictures or videos of a pipeline's output: [1, H, W, 3] or [1, F, H, W, 3]."""
         pixels = np.asarray(next((result[name] for name in ("images", "frames") if name in result), None))
         if pixels.dtype.kind != "f" or pixels.ndim not in (4, 5) or pixels.shape[-1] != 3:
             raise PipelineOutputError(f"{self.name} returned {type(result).__name__}, which holds no images or frames")
+        if not np.isfinite(pixels).all():
+            raise NonFiniteError("the picture is not finite (NaN or infinity); try another guidance_scale or dtype")
+        height, width = pixels.shape[-3:-1]
+        for name, wanted, made in (("height", params.height, height), ("width", params.width, width)):
+            if wanted is not None and wanted != made:
+                raise FieldValueError(f"{name}={wanted}: {self.name} makes {made} of it; ask for a size that it makes")
         return to_uint8(pixels)
+
+
+def _was_raised_in(function: str, error: BaseException) -> bool:
+    """Whether a function of that name raised the error; diffusers' `check_inputs` is for wrong arguments."""
+    return any(frame.name == function for frame in traceback.extract_tb(error.__traceback__))

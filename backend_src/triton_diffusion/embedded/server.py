@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,13 +19,17 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import psutil
 
 from triton_diffusion.embedded.installation import TritonInstallation
 
 _ERROR_LINE = re.compile(r"^[EF]\d{4} .*?\] \"?(?P<message>.*?)\"?$")
+
+
+ANSWER_SECONDS = 10.0
+"""For unfinished requests to be answered with an error, after `exit_timeout`."""
 
 
 class TritonServerError(RuntimeError):
@@ -94,6 +99,7 @@ class TritonServer:
         return self._process.pid
 
     def __enter__(self) -> TritonServer:
+        self._handle_signals()
         self.start()
         try:
             self.wait_until_ready()
@@ -107,17 +113,24 @@ class TritonServer:
     ) -> None:
         self.stop()
 
+    def _handle_signals(self) -> None:
+        """Turn a termination of this process into an exception, so that the `with` block ends and stops the server."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, _exit)
+
     def start(self) -> None:
         """Start the process; `wait_until_ready` says when it can be used."""
         if not self.model_repository.is_dir():
             raise TritonServerError(f"the model repository {self.model_repository} is not a directory")
         installation = TritonInstallation.find()
         self._scratch = tempfile.TemporaryDirectory(prefix="triton-diffusion-")
-        backends = Path(self._scratch.name)
+        backends = Path(self._scratch.name) / "backends"
         installation.link_backend_directory(backends)
         self._process = subprocess.Popen(
             [str(installation.executable), *self._command_line(backends)],
-            env=installation.environment(),
+            env={**installation.environment(), "TRITON_DIFFUSION_STOP_FILE": str(self._stop_file)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -159,25 +172,29 @@ class TritonServer:
         Triton neither restarts that process nor answers the requests that it held, and still calls the model
         ready; so the server is of no use from then on, and is killed, which its clients notice.
         """
-        was_dead = False
+        dead_before: set[int] = set()
         while self.poll() is None:
-            is_dead = any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process(self.pid).children())
-            if is_dead and was_dead:  # at an orderly unload it is one for a moment, too
+            dead = self._dead_children()
+            if dead & dead_before:  # at an orderly unload it is one for a moment, too
                 self.kill()
                 return "the Python process of a model died (killed for lack of memory?)"
-            was_dead = is_dead
+            dead_before = dead
             time.sleep(0.5)
         return f"tritonserver ended by itself with code {self.poll()}"
 
     def stop(self) -> None:
-        """Let running requests finish (at most `exit_timeout` seconds), then end every process and clean up."""
+        """Let running requests finish (at most `exit_timeout` seconds), then end every process and clean up.
+
+        Requests that are not finished by then are answered with an error.
+        """
         if self._process is None:
             return
         try:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout=self.exit_timeout + 10)
+            if not self._ends_within(self.exit_timeout):
+                self._stop_file.touch()
+                self._ends_within(ANSWER_SECONDS)
         finally:
             self.kill()
 
@@ -197,6 +214,28 @@ class TritonServer:
             self._scratch.cleanup()
         self._process = None
 
+    def _ends_within(self, seconds: float) -> bool:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=seconds)
+            return True
+        return False
+
+    def _dead_children(self) -> set[int]:
+        dead = set()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.status() == psutil.STATUS_ZOMBIE:
+                        dead.add(child.pid)
+        return dead
+
+    @property
+    def _stop_file(self) -> Path:
+        """Tells the engines that their running requests are waited for no longer."""
+        assert self._scratch is not None
+        return Path(self._scratch.name) / "stop"
+
     @property
     def _reachable_host(self) -> str:
         return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
@@ -211,7 +250,7 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-address={self.host}",
             f"--metrics-port={self.metrics_port}",
-            f"--exit-timeout-secs={max(1, round(self.exit_timeout))}",
+            f"--exit-timeout-secs={round(self.exit_timeout + ANSWER_SECONDS)}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             *self._arguments,
         ]
@@ -222,8 +261,10 @@ class TritonServer:
         assert process.stdout is not None
         for line in process.stdout:
             self.log_lines.append(line.rstrip("\n"))
-            if self._on_log_line is not None:
-                self._on_log_line(line.rstrip("\n"))
+            # Whatever happens there, the server must not be stopped by a full pipe.
+            with contextlib.suppress(Exception):
+                if self._on_log_line is not None:
+                    self._on_log_line(line.rstrip("\n"))
 
     def _is_ready(self) -> bool:
         if self._http("GET", "/v2/health/ready") is None:
@@ -254,6 +295,10 @@ class TritonServer:
         # The server appends the place in the backend's source, after this mark.
         shown = [message.split("\\n\\nAt:")[0] for message in failures or errors or lines[-20:]]
         return "\n".join([what, *shown])
+
+
+def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    sys.exit(128 + number)
 
 
 def _free_ports(count: int) -> list[int]:

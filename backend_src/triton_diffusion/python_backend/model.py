@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.errors import ConfigurationError, FieldValueError
 from triton_diffusion.python_backend.logs import forward_logs
-from triton_diffusion.python_backend.outputs import OUTPUTS
+from triton_diffusion.python_backend.triton_outputs import OUTPUTS, check_outputs
 from triton_diffusion.python_backend.triton_reply import TritonReply
 from triton_diffusion.reply import Reply
 from triton_diffusion.request import BATCH_KEY, FIELDS, OmniDiffusionRequest, parse_request, unique_request_id
@@ -70,8 +70,9 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Parse, validate and hand over; the answers are sent later."""
-        replies = [TritonReply(request) for request in requests]
+        replies: list[TritonReply] = []
         try:
+            replies += [TritonReply(request) for request in requests]
             self.engine.add_requests(self._admit(requests, replies))
         except Exception as error:
             logger.exception("requests could not be handed over")
@@ -95,10 +96,11 @@ class TritonPythonModel:
         return admitted
 
     def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:
-        timeout = request.timeout()
         parameters = json.loads(request.parameters() or "{}")
         parameters = {name: value for name, value in parameters.items() if not name.startswith("triton_")}
-        generate_id = parameters.pop("id", "")  # how /generate passes a request's id
+        # How /generate passes what other requests have fields for.
+        generate_id = parameters.pop("id", "")
+        timeout = request.timeout() or _microseconds(parameters.pop("timeout", 0))
         parsed = parse_request(
             {tensor.name(): tensor.as_numpy() for tensor in request.inputs() if tensor.name() != BATCH_KEY},
             parameters,
@@ -111,4 +113,11 @@ class TritonPythonModel:
             is_cancelled=reply.is_cancelled,
         )
         self.adapter.check_request(parsed)
+        check_outputs(reply.selected, self.adapter.raw_output)
         return parsed
+
+
+def _microseconds(timeout: object) -> int:
+    if not isinstance(timeout, int) or isinstance(timeout, bool) or timeout < 0:
+        raise FieldValueError(f"timeout={timeout!r}: must be a whole number of microseconds")
+    return timeout

@@ -8,7 +8,7 @@ import triton_python_backend_utils as pb_utils
 
 from triton_diffusion.errors import TritonDiffusionError
 from triton_diffusion.output import DiffusionOutput
-from triton_diffusion.python_backend.outputs import make_outputs, select_outputs
+from triton_diffusion.python_backend.triton_outputs import make_outputs, select_outputs
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.reply import Reply
 
@@ -19,14 +19,14 @@ class TritonReply(Reply):
     def __init__(self, request: Any) -> None:
         super().__init__()
         self._sender = request.get_response_sender()
-        self._selected = select_outputs(set(request.requested_output_names()))
+        self.selected = select_outputs(set(request.requested_output_names()))
 
     def is_cancelled(self) -> bool:
         """Whether the client cancelled, or its connection is gone (gRPC only)."""
         return not self.is_answered and bool(self._sender.is_cancelled())
 
     def send_output(self, output: DiffusionOutput, receipt: Receipt) -> None:
-        tensors = make_outputs(self._selected, output, receipt)
+        tensors = make_outputs(self.selected, output, receipt)
         self._send(pb_utils.InferenceResponse([pb_utils.Tensor(name, tensor) for name, tensor in tensors.items()]))
 
     def send_error(self, error: TritonDiffusionError) -> None:

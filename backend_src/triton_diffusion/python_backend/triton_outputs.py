@@ -53,6 +53,18 @@ def select_outputs(requested: Set[str]) -> Set[str]:
     return requested - RAW_OUTPUTS if requested >= OUTPUTS.keys() else requested
 
 
+def check_outputs(selected: Set[str], raw: str) -> None:
+    """
+    Args:
+        raw: the output that holds this model's raw pixels.
+
+    Raises:
+        FieldValueError: raw pixels were asked for by a name that this model does not make.
+    """
+    if selected & RAW_OUTPUTS and raw not in selected:
+        raise FieldValueError(f"output {min(selected & RAW_OUTPUTS)!r} is not made by this model: ask for {raw!r}")
+
+
 def make_outputs(selected: Set[str], output: DiffusionOutput, receipt: Receipt) -> dict[str, np.ndarray[Any, Any]]:
     """The selected outputs by name, each with Triton's batch dimension of 1 in front.
 
@@ -62,8 +74,7 @@ def make_outputs(selected: Set[str], output: DiffusionOutput, receipt: Receipt) 
     pixels = output.output
     assert pixels is not None
     raw = "images" if pixels.ndim == 4 else "videos"
-    if selected & RAW_OUTPUTS and raw not in selected:
-        raise FieldValueError(f"output {min(selected & RAW_OUTPUTS)!r} is not made by this model: ask for {raw!r}")
+    check_outputs(selected, raw)
     makers: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
         raw: lambda: np.ascontiguousarray(pixels),
         "generated_image": lambda: np.array(

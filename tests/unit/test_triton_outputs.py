@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 from triton_diffusion.errors import FieldValueError
 from triton_diffusion.output import DiffusionOutput
-from triton_diffusion.python_backend.outputs import OUTPUTS, make_outputs, select_outputs
+from triton_diffusion.python_backend.triton_outputs import OUTPUTS, make_outputs, select_outputs
 from triton_diffusion.receipt import Receipt
 
 from tests.receipts import receipt_of
