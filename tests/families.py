@@ -18,7 +18,7 @@ from triton_diffusion.adapters.loading import adapter_for
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.request import OmniDiffusionRequest
 
-from tests import tiny_pipelines
+from tests import tiny_pipelines, tiny_qwen_image, tiny_wan
 from tests.example_requests import mixed_requests
 
 
@@ -108,6 +108,8 @@ def stable_diffusion_3_img2img(dtype: torch.dtype = torch.float32) -> Any:
 
 SIZE = {"height": 32, "width": 32, "max_sequence_length": 32}
 
+VIDEO = {"height": 16, "width": 16, "num_frames": 5, "max_sequence_length": 32}
+
 FAMILIES = [
     Family("StableDiffusion3", tiny_pipelines.stable_diffusion_3, SIZE),
     Family("StableDiffusion3Img2Img", stable_diffusion_3_img2img, SIZE, image=True),
@@ -116,5 +118,8 @@ FAMILIES = [
     Family("StableDiffusionXL-EulerAncestral", stable_diffusion_xl_with(EulerAncestralDiscreteScheduler), SIZE),
     Family("StableDiffusionXL-DPMSolver", stable_diffusion_xl_with(DPMSolverMultistepScheduler), SIZE),
     Family("StableDiffusion", tiny_pipelines.stable_diffusion, SIZE),
+    Family("QwenImage", tiny_qwen_image.qwen_image, SIZE, guidance=("true_cfg_scale",)),
+    Family("Wan2.1", tiny_wan.wan, VIDEO),
+    Family("Wan2.2", tiny_wan.wan_2_2, VIDEO, guidance=("guidance_scale", "guidance_scale_2")),
 ]
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -91,6 +91,21 @@ class EngineConfig:
     batch_invariant: bool = _parameter(
         _boolean, False, "The same bits whoever shares the forward pass: every pass has the rows of a full one."
     )
+    pipeline_class: str = _parameter(
+        str, "", "package.module:Class of your own; see docs/your-own-class.md. Default: as model_index.json says."
+    )
+    pipeline_calls: dict[str, Any] = dataclasses.field(
+        default_factory=dict,
+        metadata={
+            "parse": _json_object,
+            "description": "JSON; diffusers' own switches: methods of the pipeline or of a component, by name, each "
+            "with its arguments, called when it is loaded: "
+            '`{"vae.enable_tiling": {}, "enable_model_cpu_offload": {}, "transformer.compile_repeated_blocks": {}}`.',
+        },
+    )
+    decode_batch_size: int = _parameter(
+        _positive, 1, "Images decoded at once; 1 needs the least memory, and gives the bits of an image alone."
+    )
     strict_batch_key: bool = _parameter(
         _boolean, False, "Fuse only requests with equal steps, guidance and outputs too, as vLLM-Omni does."
     )

@@ -32,6 +32,12 @@ field if its call has the argument in the last column.
 `{BATCH_KEY}` (TYPE_UINT8, [0, h1, h2]) is optional and has no elements: its shape carries a hash of the sampling
 parameters, so that Triton's dynamic batcher puts requests together that can share a forward pass.
 
+## What may differ inside one forward pass
+
+Everything but the key of the pipeline's adapter; requests of other pipelines run one at a time.
+
+{_keys()}
+
 With `strict_batch_key`, requests are fused only if these are equal: {", ".join(STRICT_FIELDS)}.
 
 ## Outputs
@@ -80,6 +86,20 @@ def _outputs() -> str:
     )
 
 
+def _keys() -> str:
+    # Imported here, since it brings torch and diffusers along.
+    from triton_diffusion.adapters.loading import ADAPTERS
+
+    return _table(
+        ("pipeline", "key", "because"),
+        (
+            (f"`{pipeline}`", f"`{name}`", reason)
+            for pipeline, adapter in ADAPTERS.items()
+            for name, reason in adapter.key_fields.items()
+        ),
+    )
+
+
 def _parameters() -> str:
     return _table(
         ("name", "default", ""),
@@ -96,7 +116,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _default(value: object) -> str:
     if value == "":
-        return "required"
+        return ""
     if isinstance(value, SamplingParams) or not isinstance(value, (str, int, float)):
         return "`{}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,11 @@ from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import FIELDS, OmniDiffusionRequest
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 from triton_diffusion.sampling_params_key import STRICT_FIELDS, SamplingParamsKey
+
+LATENT_SHAPE: Mapping[str, str] = dict.fromkeys(("height", "width"), "a pass has latents of one shape")
+PADDED_TEXT: Mapping[str, str] = {
+    "max_sequence_length": "the text is padded to it and the padding is attended to, so it changes the picture"
+}
 
 
 class PipelineAdapter(ABC):
@@ -31,8 +37,8 @@ class PipelineAdapter(ABC):
     supports_step_execution: ClassVar[bool] = False
     """The class has the four step methods of `StepwiseAdapter`."""
 
-    key_fields: ClassVar[tuple[str, ...]] = ()
-    """The sampling parameters that one forward pass cannot vary from row to row."""
+    key_fields: ClassVar[Mapping[str, str]] = {}
+    """The sampling parameters that one forward pass cannot vary from row to row, each with the reason."""
 
     def __init__(self, pipeline: Any, config: EngineConfig) -> None:
         self.pipeline = pipeline

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from triton_diffusion.adapters.adapter import check_most, check_size
+from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size
 from triton_diffusion.adapters.stepwise import (
     Conditioning,
     Evaluation,
@@ -30,9 +30,9 @@ from triton_diffusion.sampling_params import SamplingParams, resolved
 class FluxAdapter(StepwiseAdapter):
     """Both kinds of guidance vary from row to row."""
 
-    # The text is padded to max_sequence_length and the padding is attended to, so it changes the picture.
-    key_fields: ClassVar[tuple[str, ...]] = ("height", "width", "max_sequence_length")
+    key_fields: ClassVar[Mapping[str, str]] = {**LATENT_SHAPE, **PADDED_TEXT}
     guides_in_one_pass: ClassVar[bool] = False
+    guidance_field: ClassVar[str] = "true_cfg_scale"
 
     def complete(self, defaults: SamplingParams) -> SamplingParams:
         size = self.pipeline.default_sample_size * self.pipeline.vae_scale_factor
@@ -100,13 +100,10 @@ class FluxAdapter(StepwiseAdapter):
             **conditioning,
         )
 
-    def guidance_scale(self, state: RequestState) -> float:
-        return resolved(state.request.sampling_params.true_cfg_scale)
-
-    def decode_row(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
+    def decode_rows(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
         params = state.request.sampling_params
         unpacked = self.pipeline._unpack_latents(latents, params.height, params.width, self.pipeline.vae_scale_factor)
-        return super().decode_row(state, unpacked)
+        return super().decode_rows(state, unpacked)
 
     def _encode(self, prompt: str, params: SamplingParams, rows: int) -> Conditioning:
         embeds, pooled, _ = self.pipeline.encode_prompt(

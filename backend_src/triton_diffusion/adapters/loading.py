@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import diffusers
@@ -10,9 +14,12 @@ import torch
 
 from triton_diffusion.adapters.adapter import PipelineAdapter
 from triton_diffusion.adapters.flux import FluxAdapter
+from triton_diffusion.adapters.qwen_image import QwenImageAdapter
+from triton_diffusion.adapters.qwen_image_edit import QwenImageEditAdapter
 from triton_diffusion.adapters.stable_diffusion import StableDiffusionAdapter, StableDiffusionXLAdapter
 from triton_diffusion.adapters.stable_diffusion_3 import StableDiffusion3Adapter, StableDiffusion3Img2ImgAdapter
 from triton_diffusion.adapters.stock import StockAdapter
+from triton_diffusion.adapters.wan import WanAdapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
 
@@ -20,10 +27,13 @@ logger = logging.getLogger(__name__)
 
 ADAPTERS: dict[str, type[PipelineAdapter]] = {
     "FluxPipeline": FluxAdapter,
+    "QwenImageEditPipeline": QwenImageEditAdapter,
+    "QwenImagePipeline": QwenImageAdapter,
     "StableDiffusion3Img2ImgPipeline": StableDiffusion3Img2ImgAdapter,
     "StableDiffusion3Pipeline": StableDiffusion3Adapter,
     "StableDiffusionPipeline": StableDiffusionAdapter,
     "StableDiffusionXLPipeline": StableDiffusionXLAdapter,
+    "WanPipeline": WanAdapter,
 }
 """The adapter of a pipeline class, by the class name that model_index.json holds."""
 
@@ -34,16 +44,86 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     Raises:
         ConfigurationError: the checkpoint or the device is not there, or does not fit.
     """
+    own_class = imported_class(config.pipeline_class)
+    pipeline_class: Any = diffusers.DiffusionPipeline
+    if isinstance(own_class, type) and issubclass(own_class, diffusers.DiffusionPipeline):
+        pipeline_class, own_class = own_class, None
     device = resolve_device(config)
     dtype = resolve_dtype(config.dtype, device)
     try:
         arguments = {**absent_components(config.model), **config.from_pretrained}
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(config.model, dtype=dtype, **arguments)
-        pipeline.to(device)
+        pipeline = pipeline_class.from_pretrained(config.model, dtype=dtype, **arguments)
+        call_switches(pipeline, config.pipeline_calls)
+        if not has_offloading(pipeline):
+            pipeline.to(device)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise ConfigurationError(f"model {config.model!r} cannot be loaded: {error}") from error
     pipeline.set_progress_bar_config(disable=True)
-    return adapter_for(pipeline, config)
+    adapter = own_class(pipeline, config) if own_class is not None else adapter_for(pipeline, config)
+    check_switches(adapter, config)
+    return adapter
+
+
+def imported_class(path: str) -> type[PipelineAdapter] | None:
+    """The class of `pipeline_class`: a PipelineAdapter or a DiffusionPipeline; None if there is none.
+
+    Raises:
+        ConfigurationError: it cannot be imported, or is neither.
+    """
+    if not path:
+        return None
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"config.pbtxt: parameter pipeline_class={path!r}: {error}; write package.module:Class, importable from "
+            "the folder of model.py or installed"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, (PipelineAdapter, diffusers.DiffusionPipeline))):
+        raise ConfigurationError(
+            f"config.pbtxt: parameter pipeline_class={path!r}: must be a subclass of PipelineAdapter, StepwiseAdapter "
+            "or diffusers.DiffusionPipeline"
+        )
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigurationError(f"config.pbtxt: parameter pipeline_class={path!r}: has no {missing}")
+    return found
+
+
+def call_switches(pipeline: Any, calls: Mapping[str, Any]) -> None:
+    """Call methods of the pipeline or of its components, by dotted names, each with its arguments.
+
+    Raises:
+        ConfigurationError: there is no such method, or it does not take the arguments.
+    """
+    for path, arguments in calls.items():
+        try:
+            operator.attrgetter(path)(pipeline)(**arguments)
+        except (AttributeError, TypeError, ValueError, ImportError) as error:
+            raise ConfigurationError(f"config.pbtxt: parameter pipeline_calls: {path}: {error}") from error
+
+
+def check_switches(adapter: PipelineAdapter, config: EngineConfig) -> None:
+    """
+    Raises:
+        ConfigurationError: a switch that would mix the requests of a wave.
+    """
+    for path in config.pipeline_calls:
+        if path.endswith("enable_cache") and adapter.supports_request_batch and config.max_num_seqs > 1:
+            raise ConfigurationError(
+                f"config.pbtxt: parameter pipeline_calls: {path}: a cache keeps a request's activations for its next "
+                "step, and requests that are fused would get each other's; set max_batch_size to 1"
+            )
+
+
+def has_offloading(pipeline: Any) -> bool:
+    """Whether a switch has put hooks on the components that move them to the device themselves."""
+    return any(
+        getattr(component, "_hf_hook", None) is not None
+        for component in pipeline.components.values()
+        if isinstance(component, torch.nn.Module)
+    )
 
 
 def absent_components(model: str) -> dict[str, None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from triton_diffusion.adapters.adapter import check_size, to_uint8
+from triton_diffusion.adapters.adapter import LATENT_SHAPE, check_size
 from triton_diffusion.adapters.stepwise import (
     Conditioning,
     Evaluation,
@@ -30,7 +31,7 @@ from triton_diffusion.sampling_params import SamplingParams, resolved
 class UNetAdapter(StepwiseAdapter):
     """Guidance, steps, seeds, negative prompts and numbers of images vary from row to row, with any scheduler."""
 
-    key_fields: ClassVar[tuple[str, ...]] = ("height", "width")
+    key_fields: ClassVar[Mapping[str, str]] = LATENT_SHAPE
 
     def check_request(self, request: OmniDiffusionRequest) -> None:
         super().check_request(request)
@@ -127,13 +128,13 @@ class StableDiffusionAdapter(UNetAdapter):
             {"encoder_hidden_states": negative} if with_guidance else None,
         )
 
-    @torch.no_grad()
-    def decode(self, state: RequestState) -> Any:
-        pixels = torch.cat([self.decode_row(state, row) for row in torch.split(state.latents, 1)])
-        pixels, is_unsafe = self.pipeline.run_safety_checker(pixels, pixels.device, state.latents.dtype)
+    def postprocess(self, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+        checked, is_unsafe = self.pipeline.run_safety_checker(pixels, pixels.device, self.pipeline.unet.dtype)
         do_denormalize = [True] * len(pixels) if is_unsafe is None else [not unsafe for unsafe in is_unsafe]
-        processor = self.pipeline.image_processor
-        return to_uint8(processor.postprocess(pixels, output_type="np", do_denormalize=do_denormalize))
+        processed: np.ndarray[Any, Any] = self.pipeline.image_processor.postprocess(
+            checked, output_type="np", do_denormalize=do_denormalize
+        )
+        return processed
 
 
 class StableDiffusionXLAdapter(UNetAdapter):
@@ -179,7 +180,7 @@ class StableDiffusionXLAdapter(UNetAdapter):
         arguments["added_cond_kwargs"] = {name: arguments.pop(name) for name in ("text_embeds", "time_ids")}
         return arguments
 
-    def decode_row(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
+    def decode_rows(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
         vae, watermark = self.pipeline.vae, getattr(self.pipeline, "watermark", None)
         mean, std = getattr(vae.config, "latents_mean", None), getattr(vae.config, "latents_std", None)
         if mean is not None and std is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import PIL.Image
 import torch
 
-from triton_diffusion.adapters.adapter import check_most, check_size, required_image
+from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size, required_image
 from triton_diffusion.adapters.stepwise import (
     Conditioning,
     Evaluation,
@@ -31,8 +31,7 @@ from triton_diffusion.sampling_params import SamplingParams, resolved
 class StableDiffusion3Adapter(StepwiseAdapter):
     """Guidance, steps, seeds, negative prompts and numbers of images vary from row to row."""
 
-    # The text is padded to max_sequence_length and the padding is attended to, so it changes the picture.
-    key_fields: ClassVar[tuple[str, ...]] = ("height", "width", "max_sequence_length")
+    key_fields: ClassVar[Mapping[str, str]] = {**LATENT_SHAPE, **PADDED_TEXT}
 
     def complete(self, defaults: SamplingParams) -> SamplingParams:
         size = self.pipeline.default_sample_size * self.pipeline.vae_scale_factor

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from triton_diffusion.adapters.adapter import PipelineAdapter, to_uint8
+from triton_diffusion.adapters.prompt_cache import PromptCache
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.collate import collate
+from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import NonFiniteError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
+from triton_diffusion.sampling_params import resolved
 
 Conditioning = dict[str, torch.Tensor]
 """What the model is conditioned on besides the latents and the timestep, by its argument's name, each [rows, ...]."""
@@ -78,8 +82,17 @@ class StepwiseAdapter(PipelineAdapter):
     supports_request_batch: ClassVar[bool] = True
     supports_step_execution: ClassVar[bool] = True
 
+    def __init__(self, pipeline: Any, config: EngineConfig) -> None:
+        super().__init__(pipeline, config)
+        encode_prompt = getattr(pipeline, "encode_prompt", None)
+        if encode_prompt is not None and not isinstance(encode_prompt, PromptCache):
+            pipeline.encode_prompt = PromptCache(encode_prompt, size=2 * config.max_num_seqs)
+
     guides_in_one_pass: ClassVar[bool] = True
     """The stock call evaluates the negative and the positive prompt in one forward pass, not in two."""
+
+    guidance_field: ClassVar[str] = "guidance_scale"
+    """The sampling parameter that holds the scale of classifier-free guidance."""
 
     @abstractmethod
     def prepare_encode(self, request: OmniDiffusionRequest) -> RequestState:
@@ -115,9 +128,8 @@ class StepwiseAdapter(PipelineAdapter):
 
     def guidance_scale(self, state: RequestState) -> float:
         """The scale of the classifier-free guidance of the request's next step."""
-        scale = state.request.sampling_params.guidance_scale
-        assert scale is not None
-        return scale
+        scale: float | None = getattr(state.request.sampling_params, self.guidance_field)
+        return resolved(scale)
 
     def guide(self, state: RequestState, negative: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
         """Classifier-free guidance: away from the negative prompt (Ho and Salimans 2022, equation 6)."""
@@ -147,12 +159,21 @@ class StepwiseAdapter(PipelineAdapter):
     @torch.no_grad()
     def decode(self, state: RequestState) -> Any:
         """The pictures of finished latents: UINT8 [rows, H, W, 3] or [rows, F, H, W, 3]."""
-        # Row by row: bounded memory, and the same bits as decoding the row alone.
-        pixels = torch.cat([self.decode_row(state, row) for row in torch.split(state.latents, 1)])
-        return to_uint8(self.pipeline.image_processor.postprocess(pixels, output_type="np"))
+        # Row by row by default: bounded memory, and the same bits as decoding the row alone.
+        return np.concatenate(
+            [
+                to_uint8(self.postprocess(self.decode_rows(state, rows)))
+                for rows in torch.split(state.latents, self.config.decode_batch_size)
+            ]
+        )
 
-    def decode_row(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
-        """The decoder's output for one row: [1, 3, H, W]."""
+    def postprocess(self, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+        """The decoder's output as pixels in [0, 1]: [rows, H, W, 3]."""
+        processed: np.ndarray[Any, Any] = self.pipeline.image_processor.postprocess(pixels, output_type="np")
+        return processed
+
+    def decode_rows(self, state: RequestState, latents: torch.Tensor) -> torch.Tensor:
+        """The decoder's output for some rows: [rows, 3, H, W]."""
         vae = self.pipeline.vae
         latents = latents / vae.config.scaling_factor + (getattr(vae.config, "shift_factor", None) or 0.0)
         pixels: torch.Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]

@@ -19,6 +19,9 @@ from triton_diffusion.sampling_params import SamplingParams
 OUR_OWN = ("num_images_per_prompt",)
 """Arguments that the adapter itself takes care of: some pipelines mis-pair the rows of several images."""
 
+CALLBACKS = ("callback_on_step_end", "callback")
+"""Arguments for what is called after each denoising step; a pipeline has one of them, or none."""
+
 
 class StockAdapter(PipelineAdapter):
     """Calls the pipeline once for each image, so that image i is what the call gives for seed + i."""
@@ -30,14 +33,18 @@ class StockAdapter(PipelineAdapter):
         arguments = self._arguments(request)
         steps = 0
 
-        def between_steps(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+        def between_steps(*event: Any) -> Any:
+            """Told (pipeline, step, timestep, tensors), or by older pipelines (step, timestep, latents)."""
             nonlocal steps
+            step, _, tensors = event[-3:]
             steps = step + 1
             request.raise_if_stopped()
             return tensors
 
-        if "callback_on_step_end" in self.call_arguments:
-            arguments["callback_on_step_end"] = between_steps
+        for callback in CALLBACKS:
+            if callback in self.call_arguments:
+                arguments[callback] = between_steps
+                break
         rows = []
         for seed in request.sampling_params.row_seeds():
             request.raise_if_stopped()
@@ -70,8 +77,9 @@ class StockAdapter(PipelineAdapter):
             raise PipelineOutputError(f"{self.name} returned {type(result).__name__}, which holds no images or frames")
         if not np.isfinite(pixels).all():
             raise NonFiniteError("the picture is not finite (NaN or infinity); try another guidance_scale or dtype")
-        height, width = pixels.shape[-3:-1]
-        for name, wanted, made in (("height", params.height, height), ("width", params.width, width)):
+        sizes = zip(("width", "height", "num_frames"), pixels.shape[-2:0:-1], strict=False)  # an image has no frames
+        for name, made in sizes:
+            wanted = getattr(params, name)
             if wanted is not None and wanted != made:
                 raise FieldValueError(f"{name}={wanted}: {self.name} makes {made} of it; ask for a size that it makes")
         return to_uint8(pixels)
