@@ -48,6 +48,10 @@ format: setup ## Format the code
 bench-stepwise: setup ## Measure step-wise against request-level batching; writes build/stepwise.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stepwise
 
+.PHONY: families
+families: setup ## Compare every family's fused results with the stock calls; writes build/families.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
+
 .PHONY: docs
 docs: setup ## Write docs/reference.md anew from the tables in the code
 	$(BIN)/python -m triton_diffusion.reference docs/reference.md

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from tests.server.repository import add_model
+from tests.tiny_pipelines import stable_diffusion_3
 from triton_diffusion.adapters import StableDiffusion3Adapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.embedded import TritonServer
@@ -31,9 +34,6 @@ from triton_diffusion.request import OmniDiffusionRequest, unique_request_id
 from triton_diffusion.sampling_params import SamplingParams
 from triton_diffusion.serving import build_engine
 from triton_diffusion_client import DiffusionClient
-
-from tests.server.repository import add_model
-from tests.tiny_pipelines import stable_diffusion_3
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "build" / "stepwise.json"

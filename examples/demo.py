@@ -19,6 +19,7 @@ import PIL.ImageDraw
 import PIL.ImageFont
 from rich.console import Console
 from rich.table import Table
+
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import torch
+
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
 

@@ -14,12 +14,12 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     StableDiffusion3Img2ImgPipeline,
 )
-from triton_diffusion.adapters.loading import adapter_for
-from triton_diffusion.config import EngineConfig
-from triton_diffusion.request import OmniDiffusionRequest
 
 from tests import tiny_pipelines, tiny_qwen_image, tiny_wan
 from tests.example_requests import mixed_requests
+from triton_diffusion.adapters.loading import adapter_for
+from triton_diffusion.config import EngineConfig
+from triton_diffusion.request import OmniDiffusionRequest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from triton_diffusion_client.cli import generate
-from triton_diffusion_client.errors import DiffusionClientError
 
 from triton_diffusion import __version__
 from triton_diffusion.embedded import TritonNotFoundError, TritonServer, TritonServerError
 from triton_diffusion.errors import InvalidRequestError
+from triton_diffusion_client.cli import generate
+from triton_diffusion_client.errors import DiffusionClientError
 
 app = typer.Typer(
     help="Serve diffusion models on Triton Inference Server, and use them.",

@@ -82,7 +82,7 @@ class ModelRunner:
     def _execute_forward(self, batch: DiffusionRequestBatch) -> BatchRunnerOutput:
         began = time.monotonic()
         try:
-            outputs = BatchRunnerOutput.from_forward(batch, self.adapter.forward(batch), self.adapter.name)
+            outputs = BatchRunnerOutput.from_forward(batch, self.adapter.forward(batch), type(self.adapter).__name__)
         except Exception as error:
             ids = batch.request_ids
             return BatchRunnerOutput(dict.fromkeys(ids, _failed(error)), stepped=ids, denoised=ids)

@@ -9,7 +9,6 @@ with DiffusionClient("localhost:8001", model="shapes") as client:
 
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.sampling_params import SamplingParams
-
 from triton_diffusion_client.async_client import AsyncDiffusionClient
 from triton_diffusion_client.client import DiffusionClient
 from triton_diffusion_client.errors import (

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 import PIL.Image
+from tritonclient.utils import InferenceServerException
+
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.request import BATCH_KEY, FIELDS
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 from triton_diffusion.sampling_params_key import SamplingParamsKey
-from tritonclient.utils import InferenceServerException
-
 from triton_diffusion_client.errors import InvalidRequestError, as_client_error
 from triton_diffusion_client.progress import Progress, track
 from triton_diffusion_client.prompt import Prompt, prompt_inputs

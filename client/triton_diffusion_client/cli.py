@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 
+from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 from triton_diffusion_client.client import DiffusionClient
 from triton_diffusion_client.prompt import Prompt
-from triton_diffusion_client.result import GenerationResult, file_stem
+from triton_diffusion_client.result import GenerationResult, VideoFormat, file_stem
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str}
 _SHORT = {"num_inference_steps": "--steps", "num_images_per_prompt": "-n"}
@@ -60,12 +60,14 @@ def generate(
     model: Annotated[str, typer.Option(help="Name of the served model.")] = "shapes",
     negative_prompt: Annotated[str | None, typer.Option(help="What to keep out of the pictures.")] = None,
     image: Annotated[Path | None, typer.Option(help="Input image of an image-conditioned pipeline.")] = None,
+    video_format: Annotated[VideoFormat, typer.Option(help="File format of videos.")] = VideoFormat.WEBP,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds for one request; default: as long as it takes.")
     ] = None,
 ) -> None:
     """Generate pictures, and write them with their prompts, seeds and parameters inside."""
     console, errors = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
+    VideoFormat.usable(video_format)  # an error now, and not when the video is made
     requests = [_prompt(prompt, negative_prompt, image) for prompt in prompts]
     with DiffusionClient(url, model, timeout=timeout) as client:
         results = client.generate(requests, sampling_params)
@@ -74,7 +76,7 @@ def generate(
             errors.print(f"[red]error[/red] {result.prompt!r}: ", end="")
             errors.print(str(result.error), markup=False)
             continue
-        for path in result.save(out, stem=_stem(results, position)):
+        for path in result.save(out, stem=_stem(results, position), video_format=video_format):
             console.print(path, markup=False)
     if any(result.error is not None for result in results):
         raise typer.Exit(1)

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from triton_diffusion.sampling_params import SamplingParams
-
 from triton_diffusion_client.async_client import AsyncDiffusionClient, Transport
 from triton_diffusion_client.progress import Progress
 from triton_diffusion_client.prompt import Prompt

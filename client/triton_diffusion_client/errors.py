@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
-import triton_diffusion.errors
 from tritonclient.utils import InferenceServerException
+
+import triton_diffusion.errors
 
 
 class DiffusionClientError(Exception):

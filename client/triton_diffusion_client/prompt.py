@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
-from triton_diffusion.errors import did_you_mean
 
+from triton_diffusion.errors import did_you_mean
 from triton_diffusion_client.errors import InvalidRequestError
 
 ImageInput = PIL.Image.Image | np.ndarray[Any, Any] | bytes | str | os.PathLike[str]

@@ -5,13 +5,41 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import PIL.Image
 from PIL.PngImagePlugin import PngInfo
-from triton_diffusion.receipt import Receipt
 
-from triton_diffusion_client.errors import DiffusionClientError
+from triton_diffusion.receipt import Receipt
+from triton_diffusion_client.errors import DiffusionClientError, InvalidRequestError
+
+
+class VideoFormat(StrEnum):
+    """The file formats of videos."""
+
+    WEBP = "webp"
+    GIF = "gif"
+    MP4 = "mp4"
+
+    @classmethod
+    def usable(cls, name: str) -> VideoFormat:
+        """The format of that name.
+
+        Raises:
+            InvalidRequestError: there is none.
+            DiffusionClientError: what writes it is not installed.
+        """
+        if name not in list(cls):
+            raise InvalidRequestError(f"unknown video format {name!r}: use one of {', '.join(cls)}")
+        if name == cls.MP4 and not (find_spec("imageio") and find_spec("imageio_ffmpeg")):
+            raise DiffusionClientError(
+                "mp4 needs imageio and imageio-ffmpeg: pip install 'triton-diffusion[video]', or use webp or gif"
+            )
+        return cls(name)
 
 
 @dataclass(kw_only=True)
@@ -45,13 +73,21 @@ class GenerationResult:
             raise self.error
         return self
 
-    def save(self, directory: Path | str, stem: str = "") -> list[Path]:
-        """Write the pictures as PNG files that hold prompt, seed and parameters, and videos as animated WebP.
+    def save(
+        self, directory: Path | str, stem: str = "", *, video_format: str = VideoFormat.WEBP, fps: float = 16
+    ) -> list[Path]:
+        """Write the pictures as PNG files that hold prompt, seed and parameters, and the videos.
 
         Args:
             directory: made if it is not there.
             stem: begins the file names; the prompt's first words by default.
+            video_format: `webp`, `gif` (which holds the prompt as its comment) or `mp4`.
+            fps: frames of a video in a second; GIF rounds the time of a frame to hundredths of a second.
+
+        Raises:
+            DiffusionClientError: the video format is unknown, or what writes it is not installed.
         """
+        video_format = VideoFormat.usable(video_format) if self.videos else video_format
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         stem = stem or file_stem(self.prompt)
@@ -60,8 +96,14 @@ class GenerationResult:
             paths.append(directory / f"{stem}-seed{seed}.png")
             image.save(paths[-1], pnginfo=self._metadata(seed))
         for frames, seed in zip(self.videos, self.seeds, strict=False):
-            paths.append(directory / f"{stem}-seed{seed}.webp")
-            frames[0].save(paths[-1], save_all=True, append_images=frames[1:], duration=1000 / 16)
+            paths.append(directory / f"{stem}-seed{seed}.{video_format}")
+            if video_format == VideoFormat.MP4:
+                _write_mp4(paths[-1], frames, fps)
+            else:
+                animation: dict[str, Any] = {"append_images": frames[1:], "duration": 1000 / fps, "loop": 0}
+                if video_format == VideoFormat.GIF:
+                    animation["comment"] = self.prompt.encode()
+                frames[0].save(paths[-1], save_all=True, **animation)
         return paths
 
     def _metadata(self, seed: int) -> PngInfo:
@@ -74,6 +116,16 @@ class GenerationResult:
         # The seed of this very image, so that the parameters alone make it again.
         metadata.add_text("parameters", json.dumps({**parameters, "seed": seed, "num_images_per_prompt": 1}))
         return metadata
+
+
+def _write_mp4(path: Path, frames: list[PIL.Image.Image], fps: float) -> None:
+    """H.264, whose sides are even: an odd one repeats its last row or column of pixels."""
+    import imageio.v3  # optional
+
+    pixels = np.stack([np.asarray(frame) for frame in frames])
+    _, height, width, _ = pixels.shape
+    pixels = np.pad(pixels, [(0, 0), (0, height % 2), (0, width % 2), (0, 0)], mode="edge")
+    imageio.v3.imwrite(path, pixels, plugin="FFMPEG", fps=fps, quality=8, macro_block_size=1)
 
 
 def file_stem(prompt: str, limit: int = 40) -> str:

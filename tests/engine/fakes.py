@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+
 from triton_diffusion.adapters import Evaluation, RequestState, StepwiseAdapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import TritonDiffusionError
@@ -43,7 +44,7 @@ class CountingAdapter(StepwiseAdapter):
     A prompt says what goes wrong: `bad encode`, `bad step`, `bad decode`, `nan`.
     """
 
-    key_fields = ("height",)
+    key_fields: ClassVar[Mapping[str, str]] = {"height": "some reason"}
 
     def __init__(self, max_num_seqs: int = 8) -> None:
         super().__init__(CountingPipeline(), EngineConfig(max_num_seqs=max_num_seqs, model="fake"))

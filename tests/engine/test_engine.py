@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
 from triton_diffusion.engine import SWEEP_SECONDS, DiffusionEngine
 from triton_diffusion.errors import (
     DeadlineExceededError,
@@ -22,8 +24,6 @@ from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.scheduling import RequestScheduler
 from triton_diffusion.serving import STOP_FILE, must_stop
-
-from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
 
 Start = Callable[..., DiffusionEngine]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from triton_diffusion.batch import DiffusionRequestBatch
-from triton_diffusion.request import OmniDiffusionRequest
-from triton_diffusion.serving import build_engine
 
 from tests.engine.fakes import RecordedReply
 from tests.families import FAMILIES, Family
+from triton_diffusion.batch import DiffusionRequestBatch
+from triton_diffusion.request import OmniDiffusionRequest
+from triton_diffusion.serving import build_engine
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 ARRIVALS = (0, 2, 3, 3, 6, 6, 7, 9)  # the step before which each request comes

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.example_requests import mixed_requests, stock_call
+from tests.tiny_pipelines import stable_diffusion_3
 from triton_diffusion.adapters import StableDiffusion3Adapter, load_adapter
 from triton_diffusion.adapters.loading import resolve_device, resolve_dtype
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
-
-from tests.example_requests import mixed_requests, stock_call
-from tests.tiny_pipelines import stable_diffusion_3
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.engine.fakes import CountingAdapter, CountingPipeline, fake_request
 from triton_diffusion.adapters import PipelineAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ExecutionError, NonFiniteError, PipelineOutputError
 from triton_diffusion.model_runner import ModelRunner
 from triton_diffusion.output import DiffusionOutput
-
-from tests.engine.fakes import CountingAdapter, CountingPipeline, fake_request
 
 
 def run_to_the_end(runner: ModelRunner, *prompts: str, **params: int) -> dict[str, DiffusionOutput]:
@@ -101,7 +101,7 @@ def test_a_wrong_return_is_every_requests_error_and_names_the_class(returned: An
     results = run_to_the_end(ModelRunner(ForwardOnly(returned)), "a", "b")
     for output in results.values():
         assert isinstance(output.error, PipelineOutputError)
-        assert "CountingPipeline.forward must return a list of 2 DiffusionOutput" in str(output.error)
+        assert "ForwardOnly.forward must return a list of 2 DiffusionOutput" in str(output.error)
 
 
 def test_a_raising_forward_is_every_requests_error() -> None:

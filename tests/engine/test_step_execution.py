@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
+from tests.engine.test_engine import Gate, add
+from tests.example_requests import mixed_requests, stock_call
+from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
 from triton_diffusion.adapters import StableDiffusion3Adapter, StockAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
@@ -18,11 +23,6 @@ from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.scheduling import StepScheduler
 from triton_diffusion.serving import build_engine
-
-from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
-from tests.engine.test_engine import Gate, add
-from tests.example_requests import mixed_requests, stock_call
-from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
 
 STEPWISE = EngineConfig(model="tiny", max_num_seqs=8, step_execution=True)
 ARRIVALS = (0, 2, 3, 3, 6, 6, 7, 9)  # the step before which each request comes
@@ -79,26 +79,6 @@ def test_staggered_requests_equal_the_stock_call(dtype: torch.dtype, tolerance: 
     assert joined == sorted(joined)
     assert len(set(joined)) >= 5, "they joined at different steps"
     assert max(reply.receipt.rows for reply in replies.values() if reply.receipt) > 3, "and ran fused"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_batch_invariant_gives_the_same_bits_whoever_the_neighbours_are(dtype: torch.dtype) -> None:
-    pipeline = stable_diffusion_3(dtype=dtype)
-    config = EngineConfig(model="tiny", max_num_seqs=8, step_execution=True, batch_invariant=True)
-    mine, *others = mixed_requests(8)
-
-    def bits(requests: list[OmniDiffusionRequest], arrivals: tuple[int, ...]) -> torch.Tensor:
-        adapter = Observed(pipeline, config)
-        run_staggered(adapter, requests, arrivals)
-        return adapter.latents[mine.request_id]
-
-    alone = bits([mine], (0,))
-    for count in range(1, 8):
-        for position in sorted({0, count // 2, count}):
-            requests = others[:count]
-            requests.insert(position, mine)
-            assert torch.equal(bits(requests, (0,) * 8), alone), f"wave of {count + 1}, position {position}"
-    assert torch.equal(bits([*others[:4], mine, *others[4:]], ARRIVALS), alone), "staggered"
 
 
 def test_the_pictures_are_those_of_request_mode() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from tests.tiny_pipelines import flux, pixart_alpha
 from triton_diffusion.adapters import StockAdapter
 from triton_diffusion.adapters.loading import adapter_for
 from triton_diffusion.batch import DiffusionRequestBatch
@@ -21,8 +23,6 @@ from triton_diffusion.errors import (
 )
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
-
-from tests.tiny_pipelines import flux, pixart_alpha
 
 CONFIG = EngineConfig(max_num_seqs=8, model="tiny")
 

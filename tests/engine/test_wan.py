@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
+
+from tests.example_requests import mixed_requests
+from tests.tiny_wan import wan, wan_2_2
 from triton_diffusion.adapters import RequestState
 from triton_diffusion.adapters.wan import WanAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
@@ -18,10 +20,6 @@ from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError, FieldValueError
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
-
-from tests.engine.test_step_execution import ARRIVALS, run_staggered
-from tests.example_requests import mixed_requests
-from tests.tiny_wan import wan, wan_2_2
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 GUIDANCE_SCALES_2 = (3.0, None, 5.0, 1.0, None, 6.5, 2.0, 4.0)
@@ -94,45 +92,6 @@ def pipeline(request: pytest.FixtureRequest) -> Any:
 def alone(pipeline: Any) -> list[torch.Tensor]:
     """The latents of the stock call of each of eight requests."""
     return [stock_call(pipeline, request, "latent") for request in wan_requests(pipeline, 8)]
-
-
-def test_one_request_alone_is_bit_for_bit_the_stock_call(pipeline: Any, alone: list[torch.Tensor]) -> None:
-    for request, stock in zip(wan_requests(pipeline, 8), alone, strict=True):
-        fused = fused_latents(adapter_of(pipeline), [request])[0]
-        assert fused.dtype == torch.float32
-        assert torch.equal(fused, stock)
-
-
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_fused_equals_alone(pipeline: Any, alone: list[torch.Tensor], count: int) -> None:
-    wave = fused_latents(adapter_of(pipeline), wan_requests(pipeline, count))
-    for fused, stock in zip(wave, alone[:count], strict=True):
-        assert difference(fused, stock) <= TOLERANCE[pipeline.dtype]
-
-
-def test_staggered_requests_equal_the_stock_call(pipeline: Any, alone: list[torch.Tensor]) -> None:
-    adapter: Any = adapter_of(pipeline, step_execution=True)
-    requests = wan_requests(pipeline, 8)
-    replies = run_staggered(adapter, requests)
-    for request, stock in zip(requests, alone, strict=True):
-        receipt = replies[request.request_id].receipt
-        assert receipt is not None
-        assert receipt.steps == request.sampling_params.num_inference_steps
-        assert difference(adapter.latents[request.request_id], stock) <= TOLERANCE[pipeline.dtype]
-    assert max(reply.receipt.rows for reply in replies.values() if reply.receipt) > 3, "they ran fused"
-
-
-def test_batch_invariant_gives_the_same_bits_whoever_the_neighbours_are(pipeline: Any) -> None:
-    adapter: Any = adapter_of(pipeline, batch_invariant=True, step_execution=True)
-    requests = wan_requests(pipeline, 8)
-    mine, *others = [adapter.prepare_encode(request) for request in requests]  # once: encoding takes half of the time
-    alone = denoised(adapter, [copy.deepcopy(mine)])[0]
-    for count in range(1, 8):
-        for position in sorted({0, count // 2, count}):
-            wave = copy.deepcopy([*others[:position], mine, *others[position:count]])
-            assert torch.equal(denoised(adapter, wave)[position], alone), f"wave of {count + 1}, position {position}"
-    run_staggered(adapter, [*requests[1:5], requests[0], *requests[5:]], ARRIVALS)
-    assert torch.equal(adapter.latents[requests[0].request_id], alone), "staggered"
 
 
 @pytest.mark.parametrize("changed", ["prompt", "negative_prompt", "seed", "guidance_scale", "guidance_scale_2"])

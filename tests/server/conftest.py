@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from triton_diffusion.embedded import TritonServer
-from triton_diffusion_client import DiffusionClient
 
 from tests.server.repository import FAULTY_MODEL, add_model
 from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
+from triton_diffusion.embedded import TritonServer
+from triton_diffusion_client import DiffusionClient
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

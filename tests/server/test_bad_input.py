@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient
-from tritonclient.utils import InferenceServerException
 
 DATATYPES = {"O": "BYTES", "i": "INT32", "q": "INT64", "f": "FP32", "B": "UINT8", "l": "INT64"}
 

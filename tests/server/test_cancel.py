@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.server.conftest import wait_for_log, wait_for_running
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import (
     AsyncDiffusionClient,
@@ -20,8 +22,6 @@ from triton_diffusion_client import (
     SamplingParams,
     ServerUnavailableError,
 )
-
-from tests.server.conftest import wait_for_log, wait_for_running
 
 LONG = SamplingParams(seed=1, num_inference_steps=150)
 

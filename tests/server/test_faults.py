@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient, SamplingParams, ServerError, ServerUnavailableError
-from tritonclient.utils import InferenceServerException
 
 
 @pytest.mark.parametrize("fault", ["fault in parse", "fault in add_requests", "fault in the runner", "fault in send"])

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 import tritonclient.http
-from triton_diffusion.embedded import TritonServer, TritonServerError
-from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams, ServerUnavailableError
 
 from tests.server.conftest import TINY_DEFAULTS, wait_for_running
 from tests.server.repository import add_model
+from triton_diffusion.embedded import TritonServer, TritonServerError
+from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams, ServerUnavailableError
 
 
 @pytest.fixture

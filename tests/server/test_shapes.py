@@ -12,10 +12,10 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from triton_diffusion.embedded import TritonServer
 
 from training.shapes.reader import read
 from training.shapes.scenes import Scene
+from triton_diffusion.embedded import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
 

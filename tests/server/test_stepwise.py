@@ -14,11 +14,11 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc
-from triton_diffusion.embedded import TritonServer
-from triton_diffusion_client import AsyncDiffusionClient, DiffusionClient, GenerationResult, SamplingParams
 
 from tests.example_requests import mixed_requests, stock_call
 from tests.server.conftest import metric, wait_for_running
+from triton_diffusion.embedded import TritonServer
+from triton_diffusion_client import AsyncDiffusionClient, DiffusionClient, GenerationResult, SamplingParams
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from triton_diffusion.embedded import TritonServer
-from triton_diffusion_client import DiffusionClient, Prompt, Receipt, SamplingParams
 
 from tests.example_requests import PROMPTS, mixed_requests, stock_call
+from triton_diffusion.embedded import TritonServer
+from triton_diffusion_client import DiffusionClient, Prompt, Receipt, SamplingParams
 
 
 def prompts_of(requests: list[Any]) -> list[Prompt]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.errors import ExecutionError, PipelineOutputError
 from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
+import imageio.v3
 import numpy as np
 import PIL.Image
+import PIL.ImageSequence
 import pytest
+from typer.testing import CliRunner
+
+from tests.receipts import receipt_of
 from triton_diffusion.cli import app
 from triton_diffusion_client import (
     DiffusionClient,
+    DiffusionClientError,
     GenerationResult,
     InvalidRequestError,
     SamplingParams,
@@ -19,9 +26,6 @@ from triton_diffusion_client import (
 )
 from triton_diffusion_client.prompt import prompt_inputs
 from triton_diffusion_client.result import file_stem
-from typer.testing import CliRunner
-
-from tests.receipts import receipt_of
 
 PICTURE = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, [8, 6, 3], np.uint8))
 
@@ -124,5 +128,77 @@ def test_sampling_params_must_be_one_or_one_each() -> None:
 
 def test_the_command_offers_every_sampling_parameter() -> None:
     text = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "200"}).output
-    for option in ("--seed", "--height", "--steps", "--guidance-scale", "--negative-prompt", "--out"):
+    for option in (
+        "--seed",
+        "--height",
+        "--steps",
+        "--guidance-scale",
+        "--negative-prompt",
+        "--out",
+        "--video-format",
+    ):
         assert option in text
+
+
+def video_of(width: int, height: int) -> GenerationResult:
+    """A video of five very different frames."""
+    pixels = np.random.default_rng(0).integers(0, 256, [5, height, width, 3], np.uint8)
+    return GenerationResult(
+        prompt="ein Kätzchen", videos=[[PIL.Image.fromarray(frame) for frame in pixels]], seeds=[7]
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(32, 16), (7, 5)])
+@pytest.mark.parametrize("video_format", ["webp", "gif"])
+def test_an_animation_has_all_frames(tmp_path: Path, video_format: str, width: int, height: int) -> None:
+    (path,) = video_of(width, height).save(tmp_path, "cat", video_format=video_format, fps=10)
+    assert path == tmp_path / f"cat-seed7.{video_format}"
+    with PIL.Image.open(path) as animation:
+        assert (animation.format, animation.size) == (video_format.upper(), (width, height))
+        assert len(list(PIL.ImageSequence.Iterator(animation))) == 5
+        assert animation.info["loop"] == 0, "for ever"
+        animation.seek(1)
+        animation.load()
+        assert animation.info["duration"] == 100
+        if video_format == "gif":
+            assert animation.info["comment"].decode() == "ein Kätzchen"
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "made"), [(32, 16, (32, 16)), (33, 17, (34, 18)), (32, 17, (32, 18)), (1, 1, (2, 2))]
+)
+def test_an_mp4_has_all_frames_and_even_sides(tmp_path: Path, width: int, height: int, made: tuple[int, int]) -> None:
+    (path,) = video_of(width, height).save(tmp_path, video_format="mp4", fps=10)
+    assert path == tmp_path / "ein-kätzchen-seed7.mp4"
+    assert imageio.v3.imread(path, plugin="FFMPEG").shape == (5, made[1], made[0], 3)
+    assert imageio.v3.immeta(path, plugin="FFMPEG")["fps"] == 10
+
+
+def test_an_odd_side_of_an_mp4_repeats_its_last_pixels(tmp_path: Path) -> None:
+    pixels = np.repeat(np.arange(0, 33 * 7, 7, dtype=np.uint8)[None, :, None], 3, axis=2).repeat(17, axis=0)
+    result = GenerationResult(prompt="a", videos=[[PIL.Image.fromarray(pixels)] * 3], seeds=[7])
+    (path,) = result.save(tmp_path, video_format="mp4")
+    frames = imageio.v3.imread(path, plugin="FFMPEG").astype(int)
+    assert frames.shape == (3, 18, 34, 3)
+    assert np.abs(frames[:, :17, :33] - pixels).max() < 16, "compressed, and not resized"
+
+
+@pytest.mark.parametrize("missing", ["imageio", "imageio_ffmpeg"])
+def test_mp4_without_its_packages_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    message = r"pip install 'triton-diffusion\[video\]'"
+    with pytest.raises(DiffusionClientError, match=message):
+        video_of(32, 16).save(tmp_path / "new", video_format="mp4")
+    assert not (tmp_path / "new").exists()
+    assert video_of(32, 16).save(tmp_path, video_format="gif")
+    assert GenerationResult(prompt="a", images=[PICTURE], seeds=[7]).save(tmp_path, video_format="mp4"), "no video"
+    result = CliRunner().invoke(app, ["generate", "a", "--url", "127.0.0.1:1", "--video-format", "mp4"])
+    with pytest.raises(DiffusionClientError, match=message):
+        raise result.exception or AssertionError(result.output)
+
+
+def test_an_unknown_video_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="unknown video format 'avi': use one of webp, gif, mp4"):
+        video_of(32, 16).save(tmp_path, video_format="avi")

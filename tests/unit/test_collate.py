@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from triton_diffusion.collate import collate, split
 from triton_diffusion.errors import CollateError
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
-from tritonclient.grpc import model_config_pb2
 
 
 def model_config(parameters: dict[str, str], **fields: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+
 from triton_diffusion.embedded import TritonInstallation, TritonNotFoundError, TritonServer, TritonServerError
 
 

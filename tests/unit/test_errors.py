@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 import triton_diffusion.errors as errors
 
 TRITON_CODES = {"UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "CANCELLED"}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from triton_diffusion.errors import FieldTypeError, FieldValueError
 from triton_diffusion.request import FIELDS
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.receipts import receipt_of
 from triton_diffusion.errors import UnknownFieldError
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SEEDS, SamplingParams
 from triton_diffusion.sampling_params_key import STRICT_FIELDS, SamplingParamsKey
-
-from tests.receipts import receipt_of
 
 
 def test_image_i_of_a_request_uses_seed_plus_i() -> None:

@@ -6,6 +6,7 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from triton_diffusion.scheduling import StepScheduler
 
 

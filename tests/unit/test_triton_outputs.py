@@ -8,12 +8,12 @@ import io
 import numpy as np
 import PIL.Image
 import pytest
+
+from tests.receipts import receipt_of
 from triton_diffusion.errors import FieldValueError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.python_backend.triton_outputs import OUTPUTS, make_outputs, select_outputs
 from triton_diffusion.receipt import Receipt
-
-from tests.receipts import receipt_of
 
 PIXELS = np.random.default_rng(0).integers(0, 256, [2, 8, 8, 3], np.uint8)
 

@@ -3,7 +3,6 @@
 Run it as `python -m training.shapes.check`.
 """
 
-
 import json
 import time
 from collections import Counter
