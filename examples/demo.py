@@ -20,14 +20,13 @@ import PIL.ImageFont
 from rich.console import Console
 from rich.table import Table
 
+from training.shapes.scenes import COLOURS, SHAPES, Scene
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE, FIGURES = ROOT / "demo.png", ROOT / "build" / "demo.json"
 ALONE = (0, 5, 10)  # the requests that are sent again by themselves
-COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "white", "black")
-SHAPES = ("circle", "square", "triangle", "star")
 WAVE = re.compile(
     r"wave (?P<wave>\d+): (?P<requests>\d+) requests .*? (?P<rows>\d+) rows, key \[(?P<key>.*?)\], "
     r"waited (?P<waited_ms>[\d.]+) ms, ran (?P<ran_ms>[\d.]+) ms"
@@ -36,10 +35,15 @@ WAVE = re.compile(
 
 def requests() -> list[tuple[str, SamplingParams]]:
     """Fifteen good requests of two sizes and one whose height is not a multiple of 8."""
+    colours, shapes = list(COLOURS), list(SHAPES)
     made = []
     for number in range(16):
-        size, colour = ("large", "small")[number % 2], COLOURS[number % 8]
-        background = COLOURS[(number + 3 + number // 8) % 8]
+        scene = Scene(
+            size="small" if number % 4 in (1, 2) else "large",
+            colour=colours[number % 8],
+            shape=shapes[number % 4],
+            background=colours[(number + 3 + number // 8) % 8],
+        )
         params = SamplingParams(
             seed=100 + number,
             num_inference_steps=(20, 16, 28)[number % 3],
@@ -47,7 +51,7 @@ def requests() -> list[tuple[str, SamplingParams]]:
             height=64,
             width=96 if number % 4 == 3 else 64,
         )
-        made.append((f"a {size} {colour} {SHAPES[number % 4]} on a {background} background", params))
+        made.append((scene.caption(), params))
     made[13] = (made[13][0], SamplingParams(seed=113, height=70, width=64))
     return made
 
@@ -119,7 +123,7 @@ def _draw(results: list[GenerationResult], params: list[SamplingParams]) -> PIL.
     draw, font = PIL.ImageDraw.Draw(grid), PIL.ImageFont.load_default(13)
     for number, (result, own) in enumerate(zip(results, params, strict=True)):
         left, top = number % 4 * cell_width + 10, number // 4 * cell_height + 10
-        words = result.prompt.replace(" on a", "\non a")
+        words = result.prompt.replace(" on ", "\non ")
         if result.error is None:
             image = result.images[0]
             grid.paste(

@@ -23,6 +23,8 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
+_stock_dimensions = pipeline_qwenimage_edit.calculate_dimensions
+
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -38,10 +40,12 @@ def qwen_image_edit(*, dtype: torch.dtype = torch.float32) -> Any:
 
 def resize_input_images_to_64_x_64_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """To as many pixels in their own aspect ratio: the 1024 x 1024 that the stock call asks for take too long."""
-    stock = pipeline_qwenimage_edit.calculate_dimensions
-    monkeypatch.setattr(
-        pipeline_qwenimage_edit, "calculate_dimensions", lambda area, ratio: stock(area // 16**2, ratio)
-    )
+    monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", small_dimensions)
+
+
+def small_dimensions(area: int, ratio: float) -> Any:
+    """The stock calculation for a 256th of the area."""
+    return _stock_dimensions(area // 16**2, ratio)
 
 
 def _pipeline(kind: Any, dtype: torch.dtype, guidance_embeds: bool = False) -> Any:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
+import transformers
+
 from triton_diffusion.adapters import PipelineAdapter, load_adapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.engine import DiffusionEngine, no_observer
@@ -42,6 +45,8 @@ def start_engine(
         ConfigurationError: naming what cannot be served, and the remedy.
     """
     config = EngineConfig.from_model_config(model_config, directory, instance_kind, device_id)
+    diffusers.utils.logging.disable_progress_bar()  # a server's log is no terminal
+    transformers.utils.logging.disable_progress_bar()
     engine = build_engine(load_adapter(config), config, after_step)
     engine.start()
     return engine

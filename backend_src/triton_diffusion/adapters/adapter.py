@@ -62,8 +62,8 @@ class PipelineAdapter(ABC):
         """The sampling parameters of a request that gives none."""
 
     @property
-    def raw_output(self) -> str:
-        """The output that holds the raw pixels: `images` or `videos`."""
+    def raw_output(self) -> str | None:
+        """The output that holds the raw pixels: `images` or `videos`; None if that shows only in what is made."""
         return "videos" if "num_frames" in self.taken else "images"
 
     @property

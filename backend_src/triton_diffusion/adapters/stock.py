@@ -26,6 +26,11 @@ CALLBACKS = ("callback_on_step_end", "callback")
 class StockAdapter(PipelineAdapter):
     """Calls the pipeline once for each image, so that image i is what the call gives for seed + i."""
 
+    @property
+    def raw_output(self) -> str | None:
+        # A pipeline that makes videos may have another name for their number of frames.
+        return "videos" if "num_frames" in self.taken else None
+
     def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
         return [self._call(request) for request in batch]
 

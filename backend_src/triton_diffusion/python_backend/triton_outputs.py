@@ -53,15 +53,15 @@ def select_outputs(requested: Set[str]) -> Set[str]:
     return requested - RAW_OUTPUTS if requested >= OUTPUTS.keys() else requested
 
 
-def check_outputs(selected: Set[str], raw: str) -> None:
+def check_outputs(selected: Set[str], raw: str | None) -> None:
     """
     Args:
-        raw: the output that holds this model's raw pixels.
+        raw: the output that holds this model's raw pixels; None if it is not known yet.
 
     Raises:
         FieldValueError: raw pixels were asked for by a name that this model does not make.
     """
-    if selected & RAW_OUTPUTS and raw not in selected:
+    if raw is not None and selected & RAW_OUTPUTS and raw not in selected:
         raise FieldValueError(f"output {min(selected & RAW_OUTPUTS)!r} is not made by this model: ask for {raw!r}")
 
 
