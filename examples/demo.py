@@ -57,7 +57,7 @@ def requests() -> list[tuple[str, SamplingParams]]:
 
 
 def main() -> int:
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     began = time.monotonic()
     server = TritonServer(ROOT / "model_repository")
     with console.status("starting Triton"), server:

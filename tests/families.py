@@ -85,7 +85,7 @@ class Family:
         rows = []
         for seed in request.sampling_params.row_seeds():
             generator = torch.Generator().manual_seed(seed)
-            rows += list(pipeline(request.prompt, generator=generator, output_type=output_type, **given)[0])
+            rows += list(pipeline(prompt=request.prompt, generator=generator, output_type=output_type, **given)[0])
         return torch.stack(rows) if output_type == "latent" else rows
 
 

@@ -115,7 +115,7 @@ def test_image_i_is_what_the_stock_call_makes_of_seed_plus_i(served: Served, sto
     assert np.array_equal(pixels[1], served.stock(seed=4))
     assert not np.array_equal(*pixels)
     assert output.num_inference_steps == STEPS
-    assert served.adapter.raw_output == ("videos" if frames else "images")
+    assert served.adapter.raw_output == ("videos" if frames else None)
 
 
 def test_a_bad_argument_is_the_clients_error(served: Served) -> None:

@@ -366,7 +366,7 @@ def test_an_edit_needs_an_input_image_that_is_not_too_narrow() -> None:
     adapter = adapter_of(pipeline)
     request = requests_for(pipeline, 1)[0]
     for image, message in (
-        (None, "image is missing: QwenImageEditPipeline edits one"),
+        (None, "image is missing: QwenImageEditPipeline needs one"),
         (picture(0, 2, 900), "image is 900 x 2 pixels: the longer side must be at most 200 times the shorter one"),
     ):
         request.image = image

@@ -16,14 +16,6 @@ from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a server run in one process, one after the other."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("server"))
-
-
 TINY_DEFAULTS = {"height": 32, "width": 32, "num_inference_steps": 6, "max_sequence_length": 32}
 
 

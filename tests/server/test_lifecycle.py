@@ -31,9 +31,9 @@ def repository(tmp_path: Path, checkpoint: Path) -> Path:
     return path
 
 
-def shared_memory() -> set[str]:
-    """What our servers have in /dev/shm; other programs may come and go."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("triton_diffusion")}
+def shared_memory(prefix: str) -> list[str]:
+    """What the server of that prefix has in /dev/shm; other servers may come and go."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
 
 
 def processes(server_pid: int) -> list[int]:
@@ -70,7 +70,6 @@ class InFlight:
 
 
 def test_at_unload_and_at_sigterm_running_requests_are_answered_and_nothing_is_left(repository: Path) -> None:
-    before = shared_memory()
     arguments = ["--model-control-mode=explicit", "--load-model=tiny"]
     with TritonServer(repository, arguments=arguments) as server:
         pid = server.pid
@@ -85,7 +84,7 @@ def test_at_unload_and_at_sigterm_running_requests_are_answered_and_nothing_is_l
     assert len(results) == 12
     assert all(result.error is None for result in results[:8]), "what ran got its pictures"
     assert processes(pid) == []
-    assert shared_memory() == before
+    assert shared_memory(server.shared_memory_prefix) == []
 
 
 def test_requests_that_outlast_the_exit_timeout_are_answered_with_an_error(repository: Path) -> None:
@@ -103,22 +102,22 @@ WITH_SERVER = """\
 import sys, time
 from triton_diffusion.embedded import TritonServer
 with TritonServer(sys.argv[1]) as server:
-    print(server.pid, flush=True)
+    print(server.pid, server.shared_memory_prefix, flush=True)
     time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_program_that_is_terminated_stops_its_server(repository: Path, number: signal.Signals) -> None:
-    before = shared_memory()
     command = [sys.executable, "-c", WITH_SERVER, str(repository)]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert program.stdout is not None
-    pid = int(program.stdout.readline())
+    pid, prefix = program.stdout.readline().split()
+    assert shared_memory(prefix) != []
     program.send_signal(number)
     assert program.wait(timeout=20) != 0
-    assert processes(pid) == []
-    assert shared_memory() == before
+    assert processes(int(pid)) == []
+    assert shared_memory(prefix) == []
 
 
 def test_a_log_that_nobody_reads_does_not_stop_the_server(repository: Path) -> None:
@@ -131,24 +130,23 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(repository: Path) -> N
 
 
 def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:
-    before = shared_memory()
     with TritonServer(repository) as server:
         pid = server.pid
         os.kill(pid, signal.SIGKILL)
     assert processes(pid) == []
-    assert shared_memory() == before
+    assert shared_memory(server.shared_memory_prefix) == []
 
 
 def test_a_model_that_cannot_be_loaded_is_explained(repository: Path, checkpoint: Path) -> None:
     add_model(repository, "misspelt", checkpoint, dtyp="float32")
-    before = shared_memory()
-    with pytest.raises(TritonServerError) as failed, TritonServer(repository):
+    server = TritonServer(repository)
+    with pytest.raises(TritonServerError) as failed, server:
         pass
     reason = str(failed.value)
     assert "failed to load 'misspelt' version 1" in reason
     assert "config.pbtxt: unknown parameter 'dtyp', did you mean 'dtype'?" in reason
     assert ".py(" not in reason, "the way through our source helps nobody here"
-    assert shared_memory() == before
+    assert shared_memory(server.shared_memory_prefix) == []
 
 
 def test_a_port_that_is_taken_is_named(repository: Path) -> None:

@@ -51,7 +51,10 @@ def test_the_readmes_command_line(shapes: TritonServer, tmp_path: Path) -> None:
     command = command.replace(".venv/bin/triton-diffusion", f"{sys.executable} -m triton_diffusion.cli")
     run(command, shapes, tmp_path, "sh", "-euc")
     names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
-    assert names == ["1-a-large-red-circle-on-a-white-seed7.png", "2-a-small-blue-star-on-a-yellow-seed7.png"]
+    assert names == [
+        "1-a-large-red-circle-on-a-white-background-seed7.png",
+        "2-a-small-blue-star-on-a-yellow-background-seed7.png",
+    ]
 
 
 def test_the_readmes_python(shapes: TritonServer, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class TritonServer:
         self._on_log_line = on_log_line
         self._arguments = list(arguments)
         # A prefix of our own tells our shared memory from that of other servers on this machine.
-        self._shm_prefix = f"triton_diffusion_{uuid.uuid4().hex[:12]}_"
+        self.shared_memory_prefix = f"triton_diffusion_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[str] | None = None
         self._log_reader: threading.Thread | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -208,7 +208,7 @@ class TritonServer:
         self._process.wait()
         if self._log_reader is not None:
             self._log_reader.join(timeout=5)
-        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+        for region in Path("/dev/shm").glob(f"{self.shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
         if self._scratch is not None:
             self._scratch.cleanup()
@@ -251,7 +251,7 @@ class TritonServer:
             f"--metrics-address={self.host}",
             f"--metrics-port={self.metrics_port}",
             f"--exit-timeout-secs={round(self.exit_timeout + ANSWER_SECONDS)}",
-            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
             *self._arguments,
         ]
 
