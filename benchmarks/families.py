@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.engine.test_families import difference, run_staggered
+from tests.engine.staggered import difference, run_staggered
 from tests.families import FAMILIES, Family
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.request import OmniDiffusionRequest

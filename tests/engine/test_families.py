@@ -8,37 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.fakes import RecordedReply
+from tests.engine.staggered import ARRIVALS, difference, run_staggered
 from tests.families import FAMILIES, Family
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.request import OmniDiffusionRequest
-from triton_diffusion.serving import build_engine
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-ARRIVALS = (0, 2, 3, 3, 6, 6, 7, 9)  # the step before which each request comes
-
-
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference, in units of the latents' own spread where that is above 1."""
-    scale = max(1.0, float(other.float().std()))
-    return float((one.float() - other.float()).abs().max()) / scale
-
-
-def run_staggered(adapter: Any, requests: list[OmniDiffusionRequest], arrivals: tuple[int, ...] = ARRIVALS) -> Any:
-    """All requests through an engine that is stepped by hand; request i is added before step arrivals[i]."""
-    engine = build_engine(adapter, adapter.config)
-    replies = {request.request_id: RecordedReply() for request in requests}
-    coming = list(zip(arrivals, requests, strict=False))
-    step = 0
-    while coming or engine.progress():
-        while coming and coming[0][0] <= step:
-            request = coming.pop(0)[1]
-            engine.add_requests([(request, replies[request.request_id])])
-        engine.step()
-        step += 1
-    engine.shutdown()
-    assert engine.runner.num_live_states == 0
-    return replies
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
@@ -79,7 +54,7 @@ def test_staggered_requests_equal_the_stock_call_of_each(family: Family, pipelin
     adapter = family.adapter(pipeline, step_execution=True)
     requests = family.requests(adapter, 8)
     replies = run_staggered(adapter, requests)
-    assert max(reply.receipt.wave_size for reply in replies.values()) >= 3
+    assert max(reply.receipt.wave_size for reply in replies.values() if reply.receipt) >= 3
     for request in requests:
         stock = family.stock_call(pipeline, request, "latent")
         assert difference(adapter.latents[request.request_id], stock) <= TOLERANCE[pipeline.dtype]

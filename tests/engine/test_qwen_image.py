@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 import torch
 
-from tests.engine.test_step_execution import run_staggered
+from tests.engine.staggered import run_staggered
 from tests.example_requests import GUIDANCE_SCALES, mixed_requests
 from tests.tiny_qwen_image import qwen_image, qwen_image_edit, resize_input_images_to_64_x_64_pixels
 from triton_diffusion.adapters.qwen_image import QwenImageAdapter

@@ -10,19 +10,16 @@ import numpy as np
 import torch
 
 from triton_diffusion.adapters.adapter import check_most, check_size
-from triton_diffusion.adapters.stepwise import (
-    Conditioning,
-    Evaluation,
-    RequestState,
-    StepwiseAdapter,
-    dynamic_shift,
-    own_scheduler,
+from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
+from triton_diffusion.adapters.rows import (
     repeated,
     row_generators,
     stacked_conditioning,
     stacked_latents,
     stacked_timesteps,
 )
+from triton_diffusion.adapters.schedulers import dynamic_shift, own_scheduler
+from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.errors import FieldValueError, InvalidRequestError
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams, resolved

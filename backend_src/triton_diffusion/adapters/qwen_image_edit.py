@@ -12,7 +12,8 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from triton_diffusion.adapters.adapter import required_image
 from triton_diffusion.adapters.qwen_image import QwenImageAdapter
-from triton_diffusion.adapters.stepwise import Evaluation, RequestState, repeated
+from triton_diffusion.adapters.request_state import Evaluation, RequestState
+from triton_diffusion.adapters.rows import repeated
 from triton_diffusion.errors import FieldValueError
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams

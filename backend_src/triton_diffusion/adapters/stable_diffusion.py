@@ -11,19 +11,10 @@ import numpy as np
 import torch
 
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, check_size
-from triton_diffusion.adapters.stepwise import (
-    Conditioning,
-    Evaluation,
-    RequestState,
-    StepwiseAdapter,
-    own_scheduler,
-    repeated,
-    row_generators,
-    stacked_conditioning,
-    stacked_timesteps,
-    takes_argument,
-    using_scheduler,
-)
+from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
+from triton_diffusion.adapters.rows import repeated, row_generators, stacked_conditioning, stacked_timesteps
+from triton_diffusion.adapters.schedulers import own_scheduler, takes_argument, using_scheduler
+from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams, resolved
 

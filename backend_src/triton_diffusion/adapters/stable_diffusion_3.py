@@ -10,19 +10,10 @@ import PIL.Image
 import torch
 
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size, required_image
-from triton_diffusion.adapters.stepwise import (
-    Conditioning,
-    Evaluation,
-    RequestState,
-    StepwiseAdapter,
-    dynamic_shift,
-    own_scheduler,
-    row_generators,
-    stacked_conditioning,
-    stacked_latents,
-    stacked_timesteps,
-    using_scheduler,
-)
+from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
+from triton_diffusion.adapters.rows import row_generators, stacked_conditioning, stacked_latents, stacked_timesteps
+from triton_diffusion.adapters.schedulers import dynamic_shift, own_scheduler, using_scheduler
+from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.errors import FieldValueError
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams, resolved

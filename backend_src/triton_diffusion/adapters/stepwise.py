@@ -2,78 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from triton_diffusion.adapters.adapter import PipelineAdapter, to_uint8
 from triton_diffusion.adapters.prompt_cache import PromptCache
+from triton_diffusion.adapters.request_state import Evaluation, RequestState
+from triton_diffusion.adapters.rows import cut_rows, padded_rows
 from triton_diffusion.batch import DiffusionRequestBatch
-from triton_diffusion.collate import collate
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import NonFiniteError
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import resolved
-
-Conditioning = dict[str, torch.Tensor]
-"""What the model is conditioned on besides the latents and the timestep, by its argument's name, each [rows, ...]."""
-
-
-@dataclass(eq=False)
-class RequestState:
-    """A request between two denoising steps.
-
-    Args:
-        scheduler: the request's own copy of the pipeline's scheduler, with its timesteps set.
-        latents: [rows, ...], a row for each image of the request.
-        conditioning: of the prompt.
-        negative_conditioning: of the negative prompt; None without classifier-free guidance.
-        generators: of each row; the noise of stochastic schedulers comes from them too.
-    """
-
-    request: OmniDiffusionRequest
-    scheduler: Any
-    latents: torch.Tensor
-    conditioning: Conditioning
-    negative_conditioning: Conditioning | None = None
-    generators: list[torch.Generator] = field(default_factory=list)
-    first_step: int = 0
-    step_index: int = 0
-    stage_durations: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.latents.shape[0])
-
-    @property
-    def timesteps(self) -> torch.Tensor:
-        """The timesteps that the request takes: [steps]."""
-        timesteps: torch.Tensor = self.scheduler.timesteps[self.first_step :]
-        return timesteps
-
-    @property
-    def timestep(self) -> torch.Tensor:
-        return self.timesteps[self.step_index]
-
-    @property
-    def is_finished(self) -> bool:
-        return self.step_index >= len(self.timesteps)
-
-
-class Evaluation(NamedTuple):
-    """A request's rows under one conditioning, as the model evaluates them."""
-
-    state: RequestState
-    conditioning: Conditioning
 
 
 class StepwiseAdapter(PipelineAdapter):
@@ -204,11 +150,11 @@ class StepwiseAdapter(PipelineAdapter):
         rows = len(next(iter(arguments.values())))
         outputs = []
         for start in range(0, rows, limit):
-            part = {name: _cut(value, rows, start, start + limit) for name, value in arguments.items()}
+            part = {name: cut_rows(value, rows, start, start + limit) for name, value in arguments.items()}
             if self.config.batch_invariant:
                 # Matrix products round differently for different numbers of rows, so there is always the same number.
                 count = len(next(iter(part.values())))
-                part = {name: _padded(value, count, limit) for name, value in part.items()}
+                part = {name: padded_rows(value, count, limit) for name, value in part.items()}
             outputs.append(module(**part, **shared, return_dict=False)[0][: rows - start])
         return torch.cat(outputs)
 
@@ -216,101 +162,3 @@ class StepwiseAdapter(PipelineAdapter):
         """The predictions of each evaluation."""
         prediction = self.predict(evaluations)
         return list(torch.split(prediction, [evaluation.state.num_rows for evaluation in evaluations]))
-
-
-def stacked_latents(evaluations: Sequence[Evaluation]) -> torch.Tensor:
-    """The latents of all evaluations: [all rows, ...]."""
-    return _stacked("latents", [evaluation.state.latents for evaluation in evaluations])
-
-
-def stacked_timesteps(evaluations: Sequence[Evaluation]) -> torch.Tensor:
-    """The timestep of each row: [all rows]."""
-    return torch.cat([evaluation.state.timestep.expand(evaluation.state.num_rows) for evaluation in evaluations])
-
-
-def stacked_conditioning(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """The conditioning of all evaluations, each tensor [all rows, ...]."""
-    return {
-        name: _stacked(name, [evaluation.conditioning[name] for evaluation in evaluations])
-        for name in evaluations[0].conditioning
-    }
-
-
-def own_scheduler(scheduler: Any, device: torch.device, **arguments: Any) -> Any:
-    """A request's own copy of a diffusers scheduler: its steps and history are nobody else's.
-
-    Args:
-        arguments: of `set_timesteps`, besides the device.
-    """
-    own = copy.deepcopy(scheduler)
-    own.set_timesteps(device=device, **arguments)
-    if hasattr(own, "set_begin_index"):
-        own.set_begin_index(0)
-    return own
-
-
-@contextmanager
-def using_scheduler(pipeline: Any, scheduler: Any) -> Iterator[None]:
-    """Lets methods of the pipeline that read `self.scheduler` work on a request's own one."""
-    stock, pipeline.scheduler = pipeline.scheduler, scheduler
-    try:
-        yield
-    finally:
-        pipeline.scheduler = stock
-
-
-def dynamic_shift(scheduler: Any, image_tokens: int, max_shift: float) -> dict[str, float]:
-    """The shift of the timesteps by the number of a request's own image tokens, as an argument of `set_timesteps`.
-
-    Args:
-        max_shift: where the scheduler's config has none.
-    """
-    config = scheduler.config
-    if not config.get("use_dynamic_shifting"):
-        return {}
-    first, last = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-    low, high = config.get("base_shift", 0.5), config.get("max_shift", max_shift)
-    slope = (high - low) / (last - first)
-    return {"mu": image_tokens * slope + (low - slope * first)}
-
-
-def takes_argument(function: Any, name: str) -> bool:
-    """Whether `function` has an argument of that name."""
-    return name in inspect.signature(function).parameters
-
-
-def row_generators(request: OmniDiffusionRequest) -> list[torch.Generator]:
-    """A new CPU generator for each row, so that the noise is the same on every device and on every try."""
-    return [torch.Generator().manual_seed(seed) for seed in request.sampling_params.row_seeds()]
-
-
-def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """A tensor of one row for every row of a request."""
-    return tensor.expand(rows, *tensor.shape[1:])
-
-
-def _stacked(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    stacked = collate(name, tensors)
-    assert stacked is not None
-    return stacked
-
-
-def _has_rows(value: Any, rows: int) -> bool:
-    return isinstance(value, (torch.Tensor, list)) and len(value) == rows
-
-
-def _cut(value: Any, rows: int, start: int, end: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _cut(entry, rows, start, end) for name, entry in value.items()}
-    return value[start:end] if _has_rows(value, rows) else value
-
-
-def _padded(value: Any, rows: int, wanted: int) -> Any:
-    """The first row repeated at the end until there are `wanted` rows."""
-    if isinstance(value, dict):
-        return {name: _padded(entry, rows, wanted) for name, entry in value.items()}
-    if not _has_rows(value, rows):
-        return value
-    if isinstance(value, list):
-        return value + value[:1] * (wanted - rows)
-    return torch.cat([value, value[:1].expand(wanted - rows, *value.shape[1:])])

@@ -10,16 +10,10 @@ import numpy as np
 import torch
 
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size
-from triton_diffusion.adapters.stepwise import (
-    Evaluation,
-    RequestState,
-    StepwiseAdapter,
-    own_scheduler,
-    row_generators,
-    stacked_conditioning,
-    stacked_latents,
-    stacked_timesteps,
-)
+from triton_diffusion.adapters.request_state import Evaluation, RequestState
+from triton_diffusion.adapters.rows import row_generators, stacked_conditioning, stacked_latents, stacked_timesteps
+from triton_diffusion.adapters.schedulers import own_scheduler
+from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError, FieldValueError
 from triton_diffusion.request import OmniDiffusionRequest

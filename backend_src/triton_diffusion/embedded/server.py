@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -16,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,9 +22,7 @@ from types import FrameType, TracebackType
 import psutil
 
 from triton_diffusion.embedded.installation import TritonInstallation
-
-_ERROR_LINE = re.compile(r"^[EF]\d{4} .*?\] \"?(?P<message>.*?)\"?$")
-
+from triton_diffusion.embedded.server_log import ServerLog
 
 ANSWER_SECONDS = 10.0
 """For unfinished requests to be answered with an error, after `exit_timeout`."""
@@ -71,14 +67,17 @@ class TritonServer:
         self.grpc_port = grpc_port or next(free_ports)
         self.metrics_port = metrics_port or next(free_ports)
         self.exit_timeout = exit_timeout
-        self.log_lines: deque[str] = deque(maxlen=10_000)
-        self._on_log_line = on_log_line
+        self.log = ServerLog(on_log_line)
         self._arguments = list(arguments)
         # A prefix of our own tells our shared memory from that of other servers on this machine.
         self.shared_memory_prefix = f"triton_diffusion_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[str] | None = None
-        self._log_reader: threading.Thread | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def log_lines(self) -> Sequence[str]:
+        """The last lines that the server printed."""
+        return list(self.log.lines)
 
     @property
     def http_url(self) -> str:
@@ -138,8 +137,8 @@ class TritonServer:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches us, and we stop the server in order
         )
-        self._log_reader = threading.Thread(target=self._read_log, name="tritonserver-log", daemon=True)
-        self._log_reader.start()
+        assert self._process.stdout is not None
+        self.log.read(self._process.stdout)
 
     def wait_until_ready(self, timeout: float = 600.0, on_wait: Callable[[float], None] | None = None) -> None:
         """Block until the server and each of its models answer that they are ready.
@@ -155,9 +154,9 @@ class TritonServer:
         while not self._is_ready():
             waited = time.monotonic() - began
             if self.poll() is not None:
-                raise TritonServerError(self._reason(f"tritonserver exited with code {self.poll()}"))
+                raise TritonServerError(self.log.reason(f"tritonserver exited with code {self.poll()}"))
             if waited > timeout:
-                raise TritonServerError(self._reason(f"tritonserver was not ready after {timeout:.0f} s"))
+                raise TritonServerError(self.log.reason(f"tritonserver was not ready after {timeout:.0f} s"))
             if on_wait is not None:
                 on_wait(waited)
             time.sleep(0.2)
@@ -206,8 +205,7 @@ class TritonServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if self._log_reader is not None:
-            self._log_reader.join(timeout=5)
+        self.log.finish(timeout=5)
         for region in Path("/dev/shm").glob(f"{self.shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
         if self._scratch is not None:
@@ -255,17 +253,6 @@ class TritonServer:
             *self._arguments,
         ]
 
-    def _read_log(self) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.log_lines.append(line.rstrip("\n"))
-            # Whatever happens there, the server must not be stopped by a full pipe.
-            with contextlib.suppress(Exception):
-                if self._on_log_line is not None:
-                    self._on_log_line(line.rstrip("\n"))
-
     def _is_ready(self) -> bool:
         if self._http("GET", "/v2/health/ready") is None:
             return False
@@ -284,17 +271,6 @@ class TritonServer:
                 return body
         except (urllib.error.URLError, OSError):
             return None
-
-    def _reason(self, what: str) -> str:
-        """`what`, with the errors that the server logged; its last lines if there are none."""
-        if self._log_reader is not None:
-            self._log_reader.join(timeout=1)
-        lines = list(self.log_lines)
-        errors = [match["message"] for match in map(_ERROR_LINE.match, lines) if match]
-        failures = [message for message in errors if message.startswith("failed to ")]
-        # The server appends the place in the backend's source, after this mark.
-        shown = [message.split("\\n\\nAt:")[0] for message in failures or errors or lines[-20:]]
-        return "\n".join([what, *shown])
 
 
 def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

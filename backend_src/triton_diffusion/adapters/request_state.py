@@ -1,0 +1,61 @@
+"""A request between two denoising steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from triton_diffusion.request import OmniDiffusionRequest
+
+Conditioning = dict[str, torch.Tensor]
+"""What the model is conditioned on besides the latents and the timestep, by its argument's name, each [rows, ...]."""
+
+
+@dataclass(eq=False)
+class RequestState:
+    """A request between two denoising steps.
+
+    Args:
+        scheduler: the request's own copy of the pipeline's scheduler, with its timesteps set.
+        latents: [rows, ...], a row for each image of the request.
+        conditioning: of the prompt.
+        negative_conditioning: of the negative prompt; None without classifier-free guidance.
+        generators: of each row; the noise of stochastic schedulers comes from them too.
+    """
+
+    request: OmniDiffusionRequest
+    scheduler: Any
+    latents: torch.Tensor
+    conditioning: Conditioning
+    negative_conditioning: Conditioning | None = None
+    generators: list[torch.Generator] = field(default_factory=list)
+    first_step: int = 0
+    step_index: int = 0
+    stage_durations: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.latents.shape[0])
+
+    @property
+    def timesteps(self) -> torch.Tensor:
+        """The timesteps that the request takes: [steps]."""
+        timesteps: torch.Tensor = self.scheduler.timesteps[self.first_step :]
+        return timesteps
+
+    @property
+    def timestep(self) -> torch.Tensor:
+        return self.timesteps[self.step_index]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.step_index >= len(self.timesteps)
+
+
+class Evaluation(NamedTuple):
+    """A request's rows under one conditioning, as the model evaluates them."""
+
+    state: RequestState
+    conditioning: Conditioning
