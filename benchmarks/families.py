@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.engine.staggered import difference, run_staggered
+from tests.engine.staggered import ARRIVALS, TOGETHER, difference, run_staggered
 from tests.families import FAMILIES, Family
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.request import OmniDiffusionRequest
@@ -62,10 +62,7 @@ def main() -> int:
 def largest_difference(family: Family, pipeline: Any, mode: str, size: int) -> float:
     adapter = family.adapter(pipeline, step_execution=mode == "staggered")
     requests = requests_of(family, adapter, size)
-    if mode == "staggered":
-        run_staggered(adapter, requests)
-    else:
-        adapter.forward(DiffusionRequestBatch(requests))
+    run_staggered(adapter, requests, ARRIVALS if mode == "staggered" else TOGETHER)
     return max(
         difference(adapter.latents[request.request_id], family.stock_call(pipeline, request, "latent"))
         for request in requests

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ class Family:
         decode = adapter.decode
 
         def keep_latents(state: Any) -> Any:
-            adapter.latents[state.request.request_id] = state.latents
+            name = state.request.request_id
+            parts = [adapter.latents[name], state.latents] if name in adapter.latents else [state.latents]
+            adapter.latents[name] = torch.cat(parts)
             return decode(state)
 
         adapter.decode = keep_latents
@@ -85,8 +88,21 @@ class Family:
         rows = []
         for seed in request.sampling_params.row_seeds():
             generator = torch.Generator().manual_seed(seed)
-            rows += list(pipeline(prompt=request.prompt, generator=generator, output_type=output_type, **given)[0])
+            with uncached(pipeline):
+                result = pipeline(prompt=request.prompt, generator=generator, output_type=output_type, **given)
+            rows += list(result[0])
         return torch.stack(rows) if output_type == "latent" else rows
+
+
+@contextmanager
+def uncached(pipeline: Any) -> Iterator[None]:
+    """Without the adapter's prompt cache: the stock call is to be a reference of its own."""
+    cached = pipeline.encode_prompt
+    pipeline.encode_prompt = getattr(cached, "encode_prompt", cached)
+    try:
+        yield
+    finally:
+        pipeline.encode_prompt = cached
 
 
 def example_image(number: int, sizes: tuple[tuple[int, int], ...]) -> np.ndarray[Any, Any]:

@@ -110,7 +110,6 @@ class DiffusionEngine:
                 self._answer(request_id, output)
         for request_id, output in self.runner.decode():
             self._answer(request_id, output)
-        self.after_step(self)
 
     def _run(self) -> None:
         while self._wait_for_work():
@@ -122,6 +121,13 @@ class DiffusionEngine:
             except Exception as error:  # a fault of ours: those that run are answered, the others go on
                 logger.exception("a step of the engine failed")
                 self._fail(self.scheduler.running_ids or list(self._pending), error)
+            self._observe()
+
+    def _observe(self) -> None:
+        try:
+            self.after_step(self)
+        except Exception:
+            logger.exception("the state of the engine could not be published")
 
     def _wait_for_work(self) -> bool:
         with self._changed:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from triton_diffusion.adapters import PipelineAdapter, RequestState, StepwiseAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.errors import CollateError, PipelineOutputError, TritonDiffusionError, as_error
-from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput
+from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput, check_output
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -30,8 +32,8 @@ class ModelRunner:
     """Holds the state of the running requests, and gives each request its own result or its own error.
 
     An error of one request (a prompt that cannot be encoded, latents that are not finite) is that request's alone.
-    An error of a fused forward pass, running out of memory included, is tried again with each half of the
-    requests, until only those that fail alone are left with it.
+    A fused step that fails, for lack of memory or otherwise, is tried again with each half of the requests, until
+    only those that fail alone are left with the error. A `forward` of a class without steps is not tried again.
     """
 
     def __init__(self, adapter: PipelineAdapter) -> None:
@@ -64,15 +66,20 @@ class ModelRunner:
     def decode(self) -> Iterator[tuple[str, DiffusionOutput]]:
         """Decode requests that have taken all their steps, and yield each result as soon as it is there.
 
-        While other requests take steps, it is one request (and more only when they come faster than that).
+        While other requests take steps, it is `decode_batch_size` rows (and more only when requests finish faster
+        than that); the rest have their turn next time.
         """
+        is_denoising = self._is_denoising()
         finished = [state for state in self._states.values() if state.is_finished]
-        if self._is_denoising():
+        if is_denoising:
             finished = finished[: 1 + len(finished) // self.adapter.config.max_num_seqs]
         for state in finished:
-            output = self._decode(state)
-            self.release([state.request.request_id])
-            yield state.request.request_id, output
+            output = self._decode_part(state)
+            while output is None and not is_denoising:
+                output = self._decode_part(state)
+            if output is not None:
+                self.release([state.request.request_id])
+                yield state.request.request_id, output
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget the state of requests that go no further."""
@@ -97,7 +104,15 @@ class ModelRunner:
         newcomers = [request for request in batch if request.request_id not in self._states]
         for request in newcomers[:1] if self._is_denoising() else newcomers:
             with self._own_error(request.request_id, ended):
-                self._join(self._timed("encode", adapter.prepare_encode, request))
+                began = time.monotonic()
+                state = adapter.prepare_encode(request)
+                if not isinstance(state, RequestState):
+                    raise PipelineOutputError(
+                        f"{type(adapter).__name__}.prepare_encode must return a RequestState; it returned "
+                        f"{type(state).__name__}"
+                    )
+                _add_duration(state, "encode", time.monotonic() - began)
+                self._join(state)
 
         # 2. One fused step of all
         states = [self._states[name] for name in batch.request_ids if name in self._states]
@@ -122,16 +137,25 @@ class ModelRunner:
         self._states[state.request.request_id] = state
 
     @torch.inference_mode()
-    def _decode(self, state: RequestState) -> DiffusionOutput:
-        assert isinstance(self.adapter, StepwiseAdapter)
+    def _decode_part(self, state: RequestState) -> DiffusionOutput | None:
+        """Decode some more rows of a finished request; its output, or None while rows are left."""
+        adapter = self.adapter
+        assert isinstance(adapter, StepwiseAdapter)
         try:
             state.request.raise_if_stopped()
             self._timed("denoise", _synchronize, state)
-            output = self._timed("decode", self.adapter.post_decode, state)
+            begin = sum(len(part) for part in state.decoded)
+            rows = dataclasses.replace(state, latents=state.latents[begin : begin + adapter.config.decode_batch_size])
+            output = self._timed("decode", adapter.post_decode, rows)
+            pixels = check_output(output, f"{type(adapter).__name__}.post_decode must return a DiffusionOutput; it")
+            if pixels is None:
+                return output
+            state.decoded.append(pixels)
         except Exception as error:
             return _failed(error)
-        output.stage_durations = state.stage_durations
-        return output
+        if begin + rows.num_rows < state.num_rows:
+            return None
+        return dataclasses.replace(output, output=np.concatenate(state.decoded), stage_durations=state.stage_durations)
 
     def _denoise(
         self, adapter: StepwiseAdapter, states: list[RequestState], ended: dict[str, DiffusionOutput]
@@ -140,9 +164,12 @@ class ModelRunner:
             return
         try:
             began = time.monotonic()
-            predictions = list(adapter.denoise_step(states))
-            if len(predictions) != len(states):  # before any state changes
-                raise PipelineOutputError(f"{adapter.name}: {len(predictions)} predictions for {len(states)} requests")
+            predictions = adapter.denoise_step(states)
+            if not isinstance(predictions, Sequence) or len(predictions) != len(states):  # before any state changes
+                raise PipelineOutputError(
+                    f"{type(adapter).__name__}.denoise_step must return a list of {len(states)} tensors, one for each "
+                    "request"
+                )
             for state, prediction in zip(states, predictions, strict=True):
                 with self._own_error(state.request.request_id, ended):
                     adapter.step_scheduler(state, prediction)
@@ -161,10 +188,9 @@ class ModelRunner:
         self._denoise(adapter, states[:middle], ended)
         self._denoise(adapter, states[middle:], ended)
 
-    def _timed(self, stage: str, call: Callable[[Any], Result], argument: Any) -> Result:
+    def _timed(self, stage: str, call: Callable[[RequestState], Result], state: RequestState) -> Result:
         began = time.monotonic()
-        result = call(argument)
-        state = result if isinstance(result, RequestState) else argument
+        result = call(state)
         _add_duration(state, stage, time.monotonic() - began)
         return result
 

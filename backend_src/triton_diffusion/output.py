@@ -69,7 +69,7 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
         if len(returned) != batch.num_reqs:
             raise PipelineOutputError(f"{contract}; it returned {len(returned)}")
         for position, output in enumerate(returned):
-            _check(output, f"{contract}; element {position}")
+            check_output(output, f"{contract}; element {position}")
         ids = batch.request_ids
         rows = sum(params.num_images_per_prompt or 1 for params in batch.sampling_params_list)
         return cls(dict(zip(ids, returned, strict=True)), stepped=ids, denoised=ids, rows=rows)
@@ -84,17 +84,23 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
         return len(self._outputs)
 
 
-def _check(output: object, where: str) -> None:
+def check_output(output: object, where: str) -> np.ndarray[Any, Any] | None:
+    """The pixels of what a class of somebody's own returned for a request; None if it is an error.
+
+    Raises:
+        PipelineOutputError: it is no DiffusionOutput, or not one as its documentation says; begins with `where`.
+    """
     if not isinstance(output, DiffusionOutput):
         raise PipelineOutputError(f"{where} is {type(output).__name__}")
     if (output.output is None) == (output.error is None):
         raise PipelineOutputError(f"{where} has {'both' if output.error else 'neither'} of output and error")
     pixels = output.output
     if pixels is None:
-        return
+        return None
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
         raise PipelineOutputError(f"{where}: output must be a UINT8 numpy array, not {type(pixels).__name__}")
     if pixels.ndim not in (4, 5) or pixels.shape[-1] != 3:
         raise PipelineOutputError(
             f"{where}: output must be images [n, H, W, 3] or videos [n, F, H, W, 3], not {list(pixels.shape)}"
         )
+    return pixels

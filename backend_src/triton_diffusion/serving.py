@@ -11,7 +11,7 @@ from typing import Any
 import diffusers
 import transformers
 
-from triton_diffusion.adapters import PipelineAdapter, load_adapter
+from triton_diffusion.adapters import PipelineAdapter, StepwiseAdapter, load_adapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.engine import DiffusionEngine, no_observer
 from triton_diffusion.errors import ConfigurationError
@@ -91,7 +91,7 @@ def must_stop() -> bool:
 
 
 def _check_step_execution(adapter: PipelineAdapter, config: EngineConfig) -> None:
-    if not adapter.supports_step_execution:
+    if not isinstance(adapter, StepwiseAdapter):
         missing = [name for name in STEP_METHODS if not hasattr(adapter, name)]
         raise ConfigurationError(
             f"step_execution: {type(adapter).__name__}, which drives {adapter.name}, has no {', '.join(missing)}; "

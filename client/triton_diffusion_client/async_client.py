@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
@@ -98,7 +98,7 @@ class AsyncDiffusionClient:
         Raises:
             InvalidRequestError: `sampling_params` are not as many as `prompts`.
         """
-        items: list[Any] = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
+        items: list[Any] = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
@@ -126,7 +126,7 @@ class AsyncDiffusionClient:
         return [task.result() for task in tasks]
 
     async def _generate_one(self, prompt: Prompt, params: SamplingParams) -> GenerationResult:
-        result = GenerationResult(prompt=str(prompt.get("prompt", "") if isinstance(prompt, dict) else prompt))
+        result = GenerationResult(prompt=str(prompt.get("prompt", "") if isinstance(prompt, Mapping) else prompt))
         try:
             values = {**prompt_inputs(prompt), **params.given()}
             values = {name: FIELDS[name].parse(value) for name, value in values.items()}
@@ -141,15 +141,18 @@ class AsyncDiffusionClient:
         region = await self._pool.acquire(self._expected_bytes(values))
         try:
             response = await self._send(values, region)
+            self._read(response, values, region, result)
         except InferenceServerException as error:
             if region is None or "shared memory" not in str(error):
-                await self._pool.settle(region, error)
+                self._pool.settle(region, error)
                 raise
             # Too small for what the pipeline made, or forgotten by a server that was started again.
             await self._pool.forget(region)
-            region = None
-            response = await self._send(values, None)
-        self._read(response, values, region, result)
+            self._read(await self._send(values, None), values, None, result)
+            return
+        except BaseException:  # out of time, or cancelled
+            self._pool.abandon(region)
+            raise
         if region is not None:
             self._pool.release(region)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 
 from triton_diffusion.errors import did_you_mean
 from triton_diffusion_client.errors import InvalidRequestError
@@ -66,6 +67,7 @@ def read_image(image: ImageInput) -> np.ndarray[Any, Any]:
             image = PIL.Image.open(io.BytesIO(image))
         elif not isinstance(image, PIL.Image.Image):
             image = PIL.Image.open(Path(image))
-        return np.asarray(image.convert("RGB"))
-    except OSError as error:
+        upright = PIL.ImageOps.exif_transpose(image)
+        return np.asarray(upright.convert("RGB"))
+    except (OSError, TypeError, ValueError, AttributeError) as error:
         raise InvalidRequestError(f"image cannot be read: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class GenerationResult:
     def save(
         self, directory: Path | str, stem: str = "", *, video_format: str = VideoFormat.WEBP, fps: float = 16
     ) -> list[Path]:
-        """Write the pictures as PNG files that hold prompt, seed and parameters, and the videos.
+        """Write the pictures as PNG files that hold prompt, seed and parameters, and the videos; overwrites nothing.
 
         Args:
             directory: made if it is not there.
@@ -93,10 +94,10 @@ class GenerationResult:
         stem = stem or file_stem(self.prompt)
         paths = []
         for image, seed in zip(self.images, self.seeds, strict=False):
-            paths.append(directory / f"{stem}-seed{seed}.png")
+            paths.append(_free(directory / f"{stem}-seed{seed}.png"))
             image.save(paths[-1], pnginfo=self._metadata(seed))
         for frames, seed in zip(self.videos, self.seeds, strict=False):
-            paths.append(directory / f"{stem}-seed{seed}.{video_format}")
+            paths.append(_free(directory / f"{stem}-seed{seed}.{video_format}"))
             if video_format == VideoFormat.MP4:
                 _write_mp4(paths[-1], frames, fps)
             else:
@@ -116,6 +117,12 @@ class GenerationResult:
         # The seed of this very image, so that the parameters alone make it again.
         metadata.add_text("parameters", json.dumps({**parameters, "seed": seed, "num_images_per_prompt": 1}))
         return metadata
+
+
+def _free(path: Path) -> Path:
+    """`path`, or with a number behind it if there is a file of that name already."""
+    candidates = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([path], candidates) if not candidate.exists())
 
 
 def _write_mp4(path: Path, frames: list[PIL.Image.Image], fps: float) -> None:

@@ -65,6 +65,7 @@ class SharedMemoryPool:
         self._enabled = enabled
         self._free: list[Region] = []
         self._all: list[Region] = []
+        self._farewells: list[asyncio.Future[None]] = []
         self._trial = asyncio.Lock()
 
     @property
@@ -87,19 +88,22 @@ class SharedMemoryPool:
     def release(self, region: Region) -> None:
         """Give a region back whose request was answered.
 
-        A region whose request was cancelled must not be given back: the server may still write into it.
+        One whose request was cancelled must be abandoned instead: the server may still write into it.
         """
         self._free.append(region)
 
-    async def settle(self, region: Region | None, error: InferenceServerException) -> None:
+    def settle(self, region: Region | None, error: InferenceServerException) -> None:
         """Give a region back, or up, whose request failed with `error`."""
-        if region is None:
-            return
-        if str(error.status()) in ANSWERED:
+        if region is not None and str(error.status()) in ANSWERED:
             self.release(region)
-        else:  # it is not certain that the server is done with it
+        else:
+            self.abandon(region)
+
+    def abandon(self, region: Region | None) -> None:
+        """Give up a region of which it is not certain that the server is done with it."""
+        if region is not None:
             self._all.remove(region)
-            await self._take_back(region)
+            self._farewells.append(asyncio.ensure_future(self._take_back(region)))
 
     async def forget(self, region: Region) -> None:
         """Take back a region that the server does not know or cannot use, and those that are free; new ones follow."""
@@ -113,6 +117,7 @@ class SharedMemoryPool:
         regions, self._all, self._free = self._all, [], []
         for region in regions:
             await self._take_back(region)
+        await asyncio.gather(*self._farewells)
 
     async def _take_back(self, region: Region) -> None:
         try:

@@ -13,6 +13,9 @@ from triton_diffusion.serving import build_engine
 ARRIVALS = (0, 2, 3, 3, 6, 6, 7, 9)
 """The step before which each request comes."""
 
+TOGETHER = (0,) * 8
+"""All before the first step: in request-level mode, one wave."""
+
 
 def run_staggered(
     adapter: Any, requests: list[OmniDiffusionRequest], arrivals: tuple[int, ...] = ARRIVALS

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.staggered import ARRIVALS, difference, run_staggered
+from tests.engine.staggered import ARRIVALS, TOGETHER, difference, run_staggered
 from tests.families import FAMILIES, Family
-from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.request import OmniDiffusionRequest
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -32,7 +31,7 @@ def test_one_request_alone_is_bit_for_bit_the_stock_call(family: Family, pipelin
         if len(request.sampling_params.row_seeds()) > 1:
             continue  # rows of one request are a fused pass too
         adapter.check_request(request)
-        adapter.forward(DiffusionRequestBatch([request]))
+        run_staggered(adapter, [request])
         assert torch.equal(adapter.latents[request.request_id], family.stock_call(pipeline, request, "latent"))
 
 
@@ -41,8 +40,11 @@ def test_a_wave_equals_the_stock_call_of_each(family: Family, pipeline: Any, cou
     adapter = family.adapter(pipeline)
     requests = family.requests(adapter, count)
     assert len({adapter.key(request) for request in requests}) == 1
-    outputs = adapter.forward(DiffusionRequestBatch(requests))
-    for request, output in zip(requests, outputs, strict=True):
+    replies = run_staggered(adapter, requests, TOGETHER)
+    for request in requests:
+        receipt, output = replies[request.request_id].receipt, replies[request.request_id].wait()
+        assert receipt is not None
+        assert receipt.wave_size == count
         stock = family.stock_call(pipeline, request, "latent")
         assert difference(adapter.latents[request.request_id], stock) <= TOLERANCE[pipeline.dtype]
         if pipeline.dtype == torch.float32:
@@ -63,20 +65,17 @@ def test_staggered_requests_equal_the_stock_call_of_each(family: Family, pipelin
 def test_batch_invariant_gives_the_same_bits_whoever_the_neighbours_are(family: Family, pipeline: Any) -> None:
     def bits(requests: list[OmniDiffusionRequest], arrivals: tuple[int, ...], **config: Any) -> torch.Tensor:
         adapter = family.adapter(pipeline, batch_invariant=True, **config)
-        if config:
-            run_staggered(adapter, requests, arrivals)
-        else:
-            adapter.forward(DiffusionRequestBatch(requests))
+        run_staggered(adapter, requests, arrivals)
         latents: torch.Tensor = adapter.latents[mine.request_id]
         return latents
 
     mine, *others = family.requests(family.adapter(pipeline), 8, num_images_per_prompt=1)
-    alone = bits([mine], (0,))
+    alone = bits([mine], TOGETHER)
     for count in range(1, 8):
         position = (0, count // 2, count)[count % 3]
         requests = others[:count]
         requests.insert(position, mine)
-        assert torch.equal(bits(requests, ()), alone), f"wave of {count + 1}, position {position}"
+        assert torch.equal(bits(requests, TOGETHER), alone), f"wave of {count + 1}, position {position}"
     assert torch.equal(bits([*others[:3], mine, *others[3:]], ARRIVALS, step_execution=True), alone), "staggered"
 
 
@@ -90,5 +89,5 @@ def test_the_comparison_notices_a_mix_up(family: Family, changed: str) -> None:
         first.prompt = other.prompt
     else:
         first.sampling_params = type(first.sampling_params)(**{**first.sampling_params.given(), "seed": 99})  # type: ignore[arg-type]
-    adapter.forward(DiffusionRequestBatch([first, other]))
+    run_staggered(adapter, [first, other], TOGETHER)
     assert difference(adapter.latents[first.request_id], right) > TOLERANCE[torch.float32]

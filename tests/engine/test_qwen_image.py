@@ -111,18 +111,18 @@ def staggered_latents(
     adapter: Any, requests: list[OmniDiffusionRequest], monkeypatch: pytest.MonkeyPatch, **arrivals: Any
 ) -> list[torch.Tensor]:
     """The final latents of requests that join and leave at different steps."""
-    latents = {}
+    latents: dict[str, list[torch.Tensor]] = {}  # decoded row by row
     decode = adapter.decode
 
     def observed(state: Any) -> Any:
-        latents[state.request.request_id] = state.latents
+        latents.setdefault(state.request.request_id, []).append(state.latents)
         return decode(state)
 
     monkeypatch.setattr(adapter, "decode", observed)
     replies = run_staggered(adapter, requests, **arrivals)
     for request in requests:
         assert replies[request.request_id].wait().num_inference_steps == request.sampling_params.num_inference_steps
-    return [latents[request.request_id] for request in requests]
+    return [torch.cat(latents[request.request_id]) for request in requests]
 
 
 def tolerance(pipeline: Any, request: OmniDiffusionRequest) -> float:

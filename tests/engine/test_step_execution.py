@@ -132,6 +132,51 @@ def test_newcomers_and_leavers_hold_the_others_up_one_at_a_time(monkeypatch: pyt
     assert all(part.split().count("decode") <= 1 for part in between_steps)
 
 
+def test_a_request_of_many_images_is_decoded_between_steps_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = CountingAdapter()
+    engine = stepwise_engine(adapter)
+    work: list[str] = []
+    prepare, decode = adapter.prepare_encode, adapter.decode
+
+    def prepare_rows(request: OmniDiffusionRequest) -> Any:
+        state = prepare(request)
+        state.latents = state.latents.repeat(request.sampling_params.num_images_per_prompt or 1, 1)
+        return state
+
+    def decode_part(state: Any) -> Any:
+        work.append(f"decode {state.num_rows}")
+        return decode(state)
+
+    monkeypatch.setattr(adapter, "prepare_encode", prepare_rows)
+    monkeypatch.setattr(adapter, "decode", decode_part)
+    adapter.before_step = lambda: work.append("step")
+    add(engine, "long", num_inference_steps=20)
+    engine.step()
+    (many,) = add(engine, "many", num_inference_steps=1, num_images_per_prompt=5)
+    while engine.progress():
+        engine.step()
+    engine.shutdown()
+    assert many.wait().output.shape[0] == 5
+    assert " ".join(work).count("decode 1 step decode 1 step decode 1 step decode 1 step decode 1") == 1
+
+
+@pytest.mark.parametrize("returned", [None, "a picture", DiffusionOutput(output=np.zeros([1, 2, 2, 3], np.float32))])
+def test_a_wrong_post_decode_is_its_own_requests_error(returned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = CountingAdapter()
+    engine = stepwise_engine(adapter)
+    (neighbour,) = add(engine, "neighbour", num_inference_steps=9)
+    (wrong,) = add(engine, "wrong", num_inference_steps=2)
+    post_decode = adapter.post_decode
+    monkeypatch.setattr(
+        adapter, "post_decode", lambda state: returned if state.request.prompt == "wrong" else post_decode(state)
+    )
+    while engine.progress():
+        engine.step()
+    engine.shutdown()
+    assert str(wrong.wait()).startswith("CountingAdapter.post_decode must return a DiffusionOutput")
+    assert isinstance(neighbour.wait(), DiffusionOutput)
+
+
 def test_a_dtype_of_its_own_cannot_join(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = CountingAdapter()
     engine = stepwise_engine(adapter)

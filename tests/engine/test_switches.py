@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.example_requests import mixed_requests
 from tests.families import BY_NAME, Family
-from tests.tiny_pipelines import stable_diffusion_3
-from triton_diffusion.adapters import StableDiffusion3Adapter, load_adapter
+from tests.tiny_pipelines import flux, stable_diffusion_3
+from triton_diffusion.adapters import StableDiffusion3Adapter, StockAdapter, load_adapter
 from triton_diffusion.adapters.loading import call_switches, check_switches
 from triton_diffusion.adapters.prompt_cache import PromptCache
 from triton_diffusion.batch import DiffusionRequestBatch
@@ -56,11 +55,14 @@ def test_a_switch_that_does_not_exist_is_named(checkpoint: Path, calls: dict[str
 
 
 def test_a_cache_across_steps_is_refused_where_requests_are_fused() -> None:
-    config = EngineConfig(model="tiny", max_num_seqs=8, pipeline_calls={"transformer.enable_cache": {}})
-    adapter = StableDiffusion3Adapter(stable_diffusion_3(), config)
+    calls = {"transformer.enable_cache": {"config": {"class": "FirstBlockCacheConfig", "threshold": 0.1}}}
+    config = EngineConfig(model="tiny", max_num_seqs=8, pipeline_calls=calls)
+    fused, stock = StableDiffusion3Adapter(stable_diffusion_3(), config), StockAdapter(flux(), config)
     with pytest.raises(ConfigurationError, match="requests that are fused would get each other's"):
-        check_switches(adapter, config)
-    check_switches(adapter, dataclasses.replace(config, max_num_seqs=1))
+        check_switches(fused, config)
+    check_switches(stock, config)
+    call_switches(stock.pipeline, calls)
+    assert stock.pipeline.transformer.is_cache_enabled
 
 
 @pytest.fixture
@@ -102,6 +104,23 @@ def test_a_prompt_is_encoded_once_for_all_requests_that_use_it() -> None:
     for prompt in ("a", "a", "b", "a", "c", "a", "b"):
         assert cache(prompt, device=torch.device("cpu")) == (prompt, torch.device("cpu"))
     assert calls == ["a", "b", "c", "b"], "the least recently used one was forgotten"
+
+
+def test_images_of_one_prompt_are_encoded_once() -> None:
+    pipeline = stable_diffusion_3()
+    calls = 0
+    encode = pipeline.text_encoder.forward
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return encode(*arguments, **named)
+
+    pipeline.text_encoder.forward = counted
+    adapter = StableDiffusion3Adapter(pipeline, EngineConfig(model="tiny", max_num_seqs=8))
+    for images in (1, 2, 3):
+        adapter.prepare_encode(mixed_requests(1, num_images_per_prompt=images)[0])
+    assert calls == 2, "the prompt, and the negative prompt"
 
 
 def test_an_image_beside_the_prompt_is_not_mistaken_for_another() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import imageio.v3
 import numpy as np
@@ -47,12 +48,36 @@ def test_an_image_may_be_given_in_many_ways(tmp_path: Path) -> None:
         ({"promt": "a"}, "unknown key 'promt' of a prompt, did you mean 'prompt'"),
         ({"prompt": "a", "multi_modal_data": {"audio": b""}}, "unknown key 'audio' of multi_modal_data"),
         ({"prompt": "a", "multi_modal_data": {"image": b"no picture"}}, "image cannot be read"),
+        ({"prompt": "a", "multi_modal_data": {"image": None}}, "image cannot be read"),
+        ({"prompt": "a", "multi_modal_data": {"image": 3}}, "image cannot be read"),
         ({"prompt": "a", "multi_modal_data": {"image": "nowhere.png"}}, "image cannot be read: .*nowhere.png"),
     ],
 )
 def test_a_wrong_prompt_is_explained(prompt: object, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         prompt_inputs(prompt)  # type: ignore[arg-type]
+
+
+def test_a_photograph_that_was_taken_sideways_is_turned_upright() -> None:
+    file = io.BytesIO()
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # orientation: turn right
+    PICTURE.save(file, "jpeg", exif=exif)
+    image = prompt_inputs({"prompt": "a", "multi_modal_data": {"image": file.getvalue()}})["image"]
+    assert image.shape == (6, 8, 3)
+
+
+def test_files_are_not_overwritten(tmp_path: Path) -> None:
+    result = GenerationResult(prompt="a", images=[PICTURE], seeds=[7])
+    names = [result.save(tmp_path)[0].name for _ in range(3)]
+    assert names == ["a-seed7.png", "a-seed7-2.png", "a-seed7-3.png"]
+
+
+def test_any_mapping_is_one_prompt() -> None:
+    prompt = MappingProxyType({"prompt": "a", "negative_prompt": "b"})
+    with DiffusionClient("127.0.0.1:1") as client:
+        results = client.generate(prompt)
+    assert [result.prompt for result in results] == ["a"]
 
 
 @pytest.mark.parametrize(

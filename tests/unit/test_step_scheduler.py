@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triton_diffusion.scheduling import StepScheduler
+from triton_diffusion.scheduling.step_scheduler import PATIENCE
 
 
 def scheduler(max_num_seqs: int = 4, max_queue_size: int = 100) -> StepScheduler[str]:
@@ -71,6 +72,16 @@ def test_a_short_request_does_not_wait_for_a_long_one_of_another_key() -> None:
     add(requests, *(f"B{number}" for number in range(9)))
     assert len(step(requests)) == 7
     assert step(requests) == ("A1",)
+
+
+def test_a_key_that_never_fits_is_let_in_after_a_while() -> None:
+    requests = scheduler(max_num_seqs=8)
+    add(requests, "A1", "A2", "A3", "A4", "A5")  # all of them long
+    step(requests)
+    add(requests, "B1", "B2", "B3", "B4")  # half the room is four, and three is free
+    steps = [step(requests) for _ in range(PATIENCE + 2)]
+    assert steps[PATIENCE - 1] == ("A1", "A2", "A3", "A4", "A5")
+    assert ("B1", "B2", "B3") in steps
 
 
 def test_a_smaller_priority_goes_first() -> None:

@@ -12,7 +12,7 @@ import torch
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size
 from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
 from triton_diffusion.adapters.rows import (
-    repeated,
+    repeated_conditioning,
     row_generators,
     stacked_conditioning,
     stacked_latents,
@@ -107,11 +107,10 @@ class FluxAdapter(StepwiseAdapter):
             prompt=prompt,
             prompt_2=None,
             device=self.pipeline._execution_device,
-            num_images_per_prompt=rows,
             max_sequence_length=params.max_sequence_length,
         )
         conditioning = {"encoder_hidden_states": embeds, "pooled_projections": pooled}
         if self.pipeline.transformer.config.guidance_embeds:
             scale = torch.full([1], resolved(params.guidance_scale), device=embeds.device, dtype=torch.float32)
-            conditioning["guidance"] = repeated(scale, rows)
-        return conditioning
+            conditioning["guidance"] = scale
+        return repeated_conditioning(conditioning, rows)

@@ -18,6 +18,7 @@ from triton_diffusion.adapters.qwen_image import QwenImageAdapter
 from triton_diffusion.adapters.qwen_image_edit import QwenImageEditAdapter
 from triton_diffusion.adapters.stable_diffusion import StableDiffusionAdapter, StableDiffusionXLAdapter
 from triton_diffusion.adapters.stable_diffusion_3 import StableDiffusion3Adapter, StableDiffusion3Img2ImgAdapter
+from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.adapters.stock import StockAdapter
 from triton_diffusion.adapters.wan import WanAdapter
 from triton_diffusion.config import EngineConfig
@@ -99,9 +100,17 @@ def call_switches(pipeline: Any, calls: Mapping[str, Any]) -> None:
     """
     for path, arguments in calls.items():
         try:
-            operator.attrgetter(path)(pipeline)(**arguments)
+            operator.attrgetter(path)(pipeline)(**{name: _constructed(value) for name, value in arguments.items()})
         except (AttributeError, TypeError, ValueError, ImportError) as error:
             raise ConfigurationError(f"config.pbtxt: parameter pipeline_calls: {path}: {error}") from error
+
+
+def _constructed(value: Any) -> Any:
+    """`{"class": "FirstBlockCacheConfig", "threshold": 0.1}` as an object of that class of diffusers."""
+    if isinstance(value, dict) and "class" in value:
+        arguments = {name: entry for name, entry in value.items() if name != "class"}
+        return getattr(diffusers, value["class"])(**arguments)
+    return value
 
 
 def check_switches(adapter: PipelineAdapter, config: EngineConfig) -> None:
@@ -110,10 +119,10 @@ def check_switches(adapter: PipelineAdapter, config: EngineConfig) -> None:
         ConfigurationError: a switch that would mix the requests of a wave.
     """
     for path in config.pipeline_calls:
-        if path.endswith("enable_cache") and adapter.supports_request_batch and config.max_num_seqs > 1:
+        if path.endswith("enable_cache") and isinstance(adapter, StepwiseAdapter):
             raise ConfigurationError(
                 f"config.pbtxt: parameter pipeline_calls: {path}: a cache keeps a request's activations for its next "
-                "step, and requests that are fused would get each other's; set max_batch_size to 1"
+                f"step, and requests that are fused would get each other's; {adapter.name} is fused, so leave it out"
             )
 
 

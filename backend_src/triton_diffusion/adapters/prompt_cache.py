@@ -19,7 +19,7 @@ class PromptCache:
     """
 
     def __init__(self, encode_prompt: Callable[..., Any], size: int) -> None:
-        self._encode_prompt = encode_prompt
+        self.encode_prompt = encode_prompt
         self._size = size
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
 
@@ -28,11 +28,11 @@ class PromptCache:
         try:
             hash(key)
         except TypeError:
-            return self._encode_prompt(*positional, **named)
+            return self.encode_prompt(*positional, **named)
         if not all(_is_plain(value) for value in (*positional, *named.values())):
-            return self._encode_prompt(*positional, **named)
+            return self.encode_prompt(*positional, **named)
         if key not in self._results:
-            self._results[key] = self._encode_prompt(*positional, **named)
+            self._results[key] = self.encode_prompt(*positional, **named)
             if len(self._results) > self._size:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from triton_diffusion.request import OmniDiffusionRequest
@@ -23,6 +24,7 @@ class RequestState:
         conditioning: of the prompt.
         negative_conditioning: of the negative prompt; None without classifier-free guidance.
         generators: of each row; the noise of stochastic schedulers comes from them too.
+        decoded: the pictures of the first rows, while the request is decoded in parts.
     """
 
     request: OmniDiffusionRequest
@@ -34,6 +36,7 @@ class RequestState:
     first_step: int = 0
     step_index: int = 0
     stage_durations: dict[str, float] = field(default_factory=dict)
+    decoded: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

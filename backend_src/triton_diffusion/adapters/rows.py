@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from triton_diffusion.adapters.request_state import Evaluation
+from triton_diffusion.adapters.request_state import Conditioning, Evaluation
 from triton_diffusion.collate import collate
 from triton_diffusion.request import OmniDiffusionRequest
 
@@ -20,6 +20,11 @@ def row_generators(request: OmniDiffusionRequest) -> list[torch.Generator]:
 def repeated(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     """A tensor of one row for every row of a request."""
     return tensor.expand(rows, *tensor.shape[1:])
+
+
+def repeated_conditioning(conditioning: Conditioning, rows: int) -> Conditioning:
+    """A conditioning of one row for every row of a request."""
+    return {name: repeated(tensor, rows) for name, tensor in conditioning.items()}
 
 
 def stacked_latents(evaluations: Sequence[Evaluation]) -> torch.Tensor:

@@ -12,7 +12,13 @@ import torch
 
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, check_size
 from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
-from triton_diffusion.adapters.rows import repeated, row_generators, stacked_conditioning, stacked_timesteps
+from triton_diffusion.adapters.rows import (
+    repeated,
+    repeated_conditioning,
+    row_generators,
+    stacked_conditioning,
+    stacked_timesteps,
+)
 from triton_diffusion.adapters.schedulers import own_scheduler, takes_argument, using_scheduler
 from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.request import OmniDiffusionRequest
@@ -112,11 +118,11 @@ class StableDiffusionAdapter(UNetAdapter):
         self, request: OmniDiffusionRequest, rows: int, with_guidance: bool
     ) -> tuple[Conditioning, Conditioning | None]:
         positive, negative = self.pipeline.encode_prompt(
-            request.prompt, self.pipeline._execution_device, rows, with_guidance, request.negative_prompt
+            request.prompt, self.pipeline._execution_device, 1, with_guidance, request.negative_prompt
         )
         return (
-            {"encoder_hidden_states": positive},
-            {"encoder_hidden_states": negative} if with_guidance else None,
+            {"encoder_hidden_states": repeated(positive, rows)},
+            {"encoder_hidden_states": repeated(negative, rows)} if with_guidance else None,
         )
 
     def postprocess(self, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -147,7 +153,7 @@ class StableDiffusionXLAdapter(UNetAdapter):
         positive, negative, positive_pooled, negative_pooled = pipeline.encode_prompt(
             prompt=request.prompt,
             device=pipeline._execution_device,
-            num_images_per_prompt=rows,
+            num_images_per_prompt=1,
             do_classifier_free_guidance=with_guidance,
             negative_prompt=request.negative_prompt,
         )
@@ -156,15 +162,16 @@ class StableDiffusionXLAdapter(UNetAdapter):
         time_ids = pipeline._get_add_time_ids(
             size, (0, 0), size, dtype=positive.dtype, text_encoder_projection_dim=projection
         )
-        time_ids = repeated(time_ids.to(positive.device), rows)
+        time_ids = time_ids.to(positive.device)
         conditioning = {"encoder_hidden_states": positive, "text_embeds": positive_pooled, "time_ids": time_ids}
         if not with_guidance:
-            return conditioning, None
-        return conditioning, {
+            return repeated_conditioning(conditioning, rows), None
+        negative_conditioning = {
             "encoder_hidden_states": negative,
             "text_embeds": negative_pooled,
             "time_ids": time_ids,
         }
+        return repeated_conditioning(conditioning, rows), repeated_conditioning(negative_conditioning, rows)
 
     def unet_arguments(self, conditioning: Conditioning) -> dict[str, Any]:
         arguments: dict[str, Any] = dict(conditioning)

@@ -11,7 +11,13 @@ import torch
 
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size, required_image
 from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
-from triton_diffusion.adapters.rows import row_generators, stacked_conditioning, stacked_latents, stacked_timesteps
+from triton_diffusion.adapters.rows import (
+    repeated_conditioning,
+    row_generators,
+    stacked_conditioning,
+    stacked_latents,
+    stacked_timesteps,
+)
 from triton_diffusion.adapters.schedulers import dynamic_shift, own_scheduler, using_scheduler
 from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.errors import FieldValueError
@@ -95,13 +101,14 @@ class StableDiffusion3Adapter(StepwiseAdapter):
             prompt_3=None,
             negative_prompt=request.negative_prompt,
             do_classifier_free_guidance=with_guidance,
-            num_images_per_prompt=rows,
             max_sequence_length=request.sampling_params.max_sequence_length,
             device=self.pipeline._execution_device,
         )
         conditioning = {"encoder_hidden_states": positive, "pooled_projections": positive_pooled}
+        if not with_guidance:
+            return repeated_conditioning(conditioning, rows), None
         negative_conditioning = {"encoder_hidden_states": negative, "pooled_projections": negative_pooled}
-        return conditioning, negative_conditioning if with_guidance else None
+        return repeated_conditioning(conditioning, rows), repeated_conditioning(negative_conditioning, rows)
 
     def _own_scheduler(self, params: SamplingParams) -> Any:
         token = self.pipeline.vae_scale_factor * self.pipeline.transformer.config.patch_size

@@ -137,16 +137,16 @@ class StepwiseAdapter(PipelineAdapter):
     def fused_forward(
         self, module: torch.nn.Module, shared: Mapping[str, Any] = MappingProxyType({}), **arguments: Any
     ) -> torch.Tensor:
-        """`module(**arguments, **shared)` for all rows, at most two for each of max_num_seqs at a time.
+        """`module(**arguments, **shared)` for all rows, at most max_num_seqs at a time.
 
-        Two, because classifier-free guidance evaluates a row twice. So the memory of a forward pass is bounded by
-        max_num_seqs, however many images one request asks for.
+        Twice as many where classifier-free guidance evaluates a row twice in one pass. So the memory of a forward
+        pass is bounded by max_num_seqs, however many images one request asks for.
 
         Args:
             shared: arguments without rows.
             arguments: tensors and lists with an entry for each row (and dicts of these), the latents first; or None.
         """
-        limit = 2 * self.config.max_num_seqs
+        limit = self.config.max_num_seqs * (2 if self.guides_in_one_pass else 1)
         rows = len(next(iter(arguments.values())))
         outputs = []
         for start in range(0, rows, limit):

@@ -11,7 +11,13 @@ import torch
 
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size
 from triton_diffusion.adapters.request_state import Evaluation, RequestState
-from triton_diffusion.adapters.rows import row_generators, stacked_conditioning, stacked_latents, stacked_timesteps
+from triton_diffusion.adapters.rows import (
+    repeated,
+    row_generators,
+    stacked_conditioning,
+    stacked_latents,
+    stacked_timesteps,
+)
 from triton_diffusion.adapters.schedulers import own_scheduler
 from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.config import EngineConfig
@@ -80,7 +86,6 @@ class WanAdapter(StepwiseAdapter):
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
             do_classifier_free_guidance=with_guidance,
-            num_videos_per_prompt=len(generators),
             max_sequence_length=params.max_sequence_length,
             device=device,
         )
@@ -102,8 +107,10 @@ class WanAdapter(StepwiseAdapter):
             request=request,
             scheduler=scheduler,
             latents=latents,
-            conditioning={"encoder_hidden_states": positive.to(dtype)},
-            negative_conditioning={"encoder_hidden_states": negative.to(dtype)} if with_guidance else None,
+            conditioning={"encoder_hidden_states": repeated(positive.to(dtype), len(generators))},
+            negative_conditioning=(
+                {"encoder_hidden_states": repeated(negative.to(dtype), len(generators))} if with_guidance else None
+            ),
         )
 
     def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:

@@ -9,6 +9,9 @@ from triton_diffusion.scheduling.scheduler import Scheduler, Wave
 
 Key = TypeVar("Key", bound=Hashable)
 
+PATIENCE = 24
+"""Steps; as many as a usual request takes, so that rooms of one key are left together where that is soon."""
+
 
 class StepScheduler(Scheduler[Key]):
     """Before every step, lets waiting requests in and chooses the key that takes it.
@@ -16,7 +19,8 @@ class StepScheduler(Scheduler[Key]):
     Who joins: the key whose oldest request has waited longest, as many of its requests as there is room for; while
     that one cannot join, nobody who came later does, so nobody starves. Requests of a key that runs already join as
     soon as there is room for one. A further key is let in only with as many requests as fill half the room, or all
-    of its own if they are fewer: it takes steps of its own from then on, and those should be full ones.
+    of its own if they are fewer: it takes steps of its own from then on, and those should be full ones. After
+    PATIENCE steps it is let in with as many as there is room for, so that it does not wait for the end of long ones.
 
     Who steps: the running keys in turn, each with all of its requests; a key that was just let in goes before the one
     that stepped last.
@@ -25,6 +29,7 @@ class StepScheduler(Scheduler[Key]):
     def __init__(self, max_num_seqs: int, max_queue_size: int) -> None:
         super().__init__(max_num_seqs, max_queue_size)
         # Of each running key: the step since which it has waited for its turn, and whether it took that step.
+        self._held_back = 0  # steps for which the first waiting key was not let in though there was room
         self._waits_since: dict[Key, tuple[int, bool]] = {}
 
     def schedule(self) -> Wave[Key] | None:
@@ -45,7 +50,11 @@ class StepScheduler(Scheduler[Key]):
         while (key := self._waiting.first_key()) is not None:
             room = self.max_num_running_reqs - len(self._running)
             half = (self.max_num_running_reqs + 1) // 2
-            needed = 1 if key in self._running.values() else min(half, self._waiting.count(key))
+            needed = min(half, self._waiting.count(key))
+            if key in self._running.values() or self._held_back >= PATIENCE:
+                needed = 1
             if room < needed:
+                self._held_back += room > 0
                 return
             self._start(key, room)
+            self._held_back = 0
