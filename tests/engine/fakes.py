@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +31,8 @@ class CountingPipeline:
 
 class CountingScheduler:
     """Adds the noise prediction to the latents."""
+
+    config = SimpleNamespace(stochastic_sampling=False)
 
     def __init__(self, steps: int) -> None:
         self.timesteps = torch.arange(steps)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.staggered import ARRIVALS, TOGETHER, difference, run_staggered
+from tests.engine.staggered import TOGETHER, difference, run_staggered
 from tests.families import FAMILIES, Family
 from triton_diffusion.request import OmniDiffusionRequest
 
@@ -69,14 +69,17 @@ def test_batch_invariant_gives_the_same_bits_whoever_the_neighbours_are(family: 
         latents: torch.Tensor = adapter.latents[mine.request_id]
         return latents
 
-    mine, *others = family.requests(family.adapter(pipeline), 8, num_images_per_prompt=1)
+    few_steps = {"num_images_per_prompt": 1, "num_inference_steps": 3}
+    mine, *others = family.requests(family.adapter(pipeline), 8, **few_steps)
     alone = bits([mine], TOGETHER)
     for count in range(1, 8):
-        position = (0, count // 2, count)[count % 3]
-        requests = others[:count]
-        requests.insert(position, mine)
-        assert torch.equal(bits(requests, TOGETHER), alone), f"wave of {count + 1}, position {position}"
-    assert torch.equal(bits([*others[:3], mine, *others[3:]], ARRIVALS, step_execution=True), alone), "staggered"
+        for position in range(8) if count == 7 else [count // 2]:
+            requests = [*others[:position], mine, *others[position:count]]
+            assert torch.equal(bits(requests, TOGETHER), alone), f"wave of {count + 1}, position {position}"
+    for position in (0, 3, 7):
+        requests = [*others[:position], mine, *others[position:]]
+        staggered = bits(requests, (0, 0, 1, 1, 2, 2, 3, 3), step_execution=True)
+        assert torch.equal(staggered, alone), f"staggered, position {position}"
 
 
 @pytest.mark.parametrize("changed", ["prompt", "seed"])

@@ -10,6 +10,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from tests.example_requests import mixed_requests, stock_call
+from tests.families import BY_NAME
 from tests.tiny_pipelines import stable_diffusion_3
 from triton_diffusion.adapters import StableDiffusion3Adapter
 from triton_diffusion.batch import DiffusionRequestBatch
@@ -102,6 +103,25 @@ def test_each_request_shifts_its_timesteps_by_its_own_size() -> None:
         request = mixed_requests(1, height=size, width=size)[0]
         fused = fused_latents(adapter_of(pipeline), [request])[0]
         assert torch.equal(fused, stock_call(pipeline, request, "latent"))
+
+
+def test_stochastic_sampling_draws_from_each_rows_own_generator() -> None:
+    # The stock call draws from the global generator: not even alone does it make the same picture twice.
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, stochastic_sampling=True)
+    adapter = adapter_of(stable_diffusion_3(scheduler=scheduler))
+    requests = mixed_requests(4)
+    fused = fused_latents(adapter, requests)
+    for request, latents in zip(requests, fused, strict=True):
+        torch.manual_seed(1234)
+        assert difference(fused_latents(adapter, [request])[0], latents) <= 1e-4
+
+
+@pytest.mark.parametrize("given", [{"height": 34}, {"width": 33}])
+def test_flux_refuses_sizes_that_its_stock_call_rounds_down(given: dict[str, int]) -> None:
+    family = BY_NAME["Flux"]
+    adapter = family.adapter(family.build())
+    with pytest.raises(FieldValueError, match="must be a multiple of 4; the nearest is 32 or 36"):
+        adapter.check_request(family.requests(adapter, 1, **given)[0])
 
 
 def test_defaults_are_the_pipelines_own_where_config_pbtxt_gives_none() -> None:

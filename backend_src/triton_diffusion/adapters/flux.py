@@ -75,6 +75,7 @@ class FluxAdapter(StepwiseAdapter):
             latents=torch.cat(noise),
             conditioning=conditioning,
             negative_conditioning=negative_conditioning,
+            generators=generators,
         )
 
     def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:

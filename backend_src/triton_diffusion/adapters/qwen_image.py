@@ -86,6 +86,7 @@ class QwenImageAdapter(StepwiseAdapter):
             latents=latents,
             conditioning=conditioning,
             negative_conditioning=negative_conditioning,
+            generators=generators,
         )
 
     def encoder_inputs(self, request: OmniDiffusionRequest) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class StableDiffusion3Adapter(StepwiseAdapter):
             latents=torch.cat(latents),
             conditioning=conditioning,
             negative_conditioning=negative_conditioning,
+            generators=generators,
             first_step=first_step,
         )
 

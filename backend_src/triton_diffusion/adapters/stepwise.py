@@ -89,7 +89,10 @@ class StepwiseAdapter(PipelineAdapter):
         state.step_index += 1
 
     def scheduler_arguments(self, state: RequestState) -> dict[str, Any]:
-        """What the stock call passes to `scheduler.step` besides."""
+        """Further arguments of `scheduler.step`."""
+        if getattr(state.scheduler.config, "stochastic_sampling", False):
+            # The stock calls leave it to the global generator, so that nobody can make the same picture again.
+            return {"generator": state.generators}
         return {}
 
     def post_decode(self, state: RequestState) -> DiffusionOutput:

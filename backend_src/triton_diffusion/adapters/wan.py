@@ -111,6 +111,7 @@ class WanAdapter(StepwiseAdapter):
             negative_conditioning=(
                 {"encoder_hidden_states": repeated(negative.to(dtype), len(generators))} if with_guidance else None
             ),
+            generators=generators,
         )
 
     def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
