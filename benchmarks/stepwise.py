@@ -109,7 +109,9 @@ def throughput(server: TritonServer, model: str, clients: int, params: Callable[
         count = 0
         with DiffusionClient(server.grpc_url, model) as connection:
             while time.monotonic() < stop:
-                connection.generate("a red circle", params(number, count))[0].raise_for_error()
+                connection.generate(f"a red circle, number {number}-{count}", params(number, count))[
+                    0
+                ].raise_for_error()
                 count += 1
         done.append(count)
 
@@ -130,7 +132,9 @@ def equal_requests(server: TritonServer, model: str) -> Figure:
     """(a) Where request-level batching is at its best, the step-wise mode loses little."""
 
     def params(client: int, count: int) -> SamplingParams:
-        return replace(SIZES[model][0], seed=client + count, num_inference_steps=20)
+        return replace(
+            SIZES[model][0], seed=client + count, num_inference_steps=28
+        )  # StableDiffusion3Pipeline's default
 
     ratios = []
     for _ in range(ROUNDS):
