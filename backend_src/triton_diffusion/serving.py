@@ -13,6 +13,7 @@ import transformers
 
 from triton_diffusion.adapters import PipelineAdapter, StepwiseAdapter, load_adapter
 from triton_diffusion.config import EngineConfig
+from triton_diffusion.embedded.server import STOP_FILE
 from triton_diffusion.engine import DiffusionEngine, no_observer
 from triton_diffusion.errors import ConfigurationError
 from triton_diffusion.model_runner import ModelRunner
@@ -20,9 +21,6 @@ from triton_diffusion.scheduling import RequestScheduler, Scheduler, StepSchedul
 
 logger = logging.getLogger(__name__)
 
-
-STOP_FILE = "TRITON_DIFFUSION_STOP_FILE"
-"""The environment variable with that file's path; `TritonServer` sets it."""
 
 STEP_METHODS = ("prepare_encode", "denoise_step", "step_scheduler", "post_decode")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
+from triton_diffusion.embedded.server import STOP_FILE
 from triton_diffusion.engine import SWEEP_SECONDS, DiffusionEngine
 from triton_diffusion.errors import (
     DeadlineExceededError,
@@ -23,7 +24,7 @@ from triton_diffusion.model_runner import ModelRunner
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.receipt import Receipt
 from triton_diffusion.scheduling import RequestScheduler
-from triton_diffusion.serving import STOP_FILE, must_stop
+from triton_diffusion.serving import must_stop
 
 Start = Callable[..., DiffusionEngine]
 

@@ -101,9 +101,7 @@ def alone(pipeline: Any, request: OmniDiffusionRequest, **given: Any) -> torch.T
 def fused_latents(adapter: Any, requests: list[OmniDiffusionRequest]) -> list[torch.Tensor]:
     """The final latents of requests that run in one wave."""
     states = [adapter.prepare_encode(request) for request in requests]
-    while running := [state for state in states if not state.is_finished]:
-        for state, prediction in zip(running, adapter.denoise_step(running), strict=True):
-            adapter.step_scheduler(state, prediction)
+    adapter.denoise(states)
     return [state.latents for state in states]
 
 

@@ -28,13 +28,9 @@ def adapter_of(pipeline: Any, max_num_seqs: int = 8, **config: Any) -> StableDif
 
 def fused_latents(adapter: StableDiffusion3Adapter, requests: list[OmniDiffusionRequest]) -> list[torch.Tensor]:
     """The final latents of requests that run in one wave."""
-    latents = {}
     states = [adapter.prepare_encode(request) for request in requests]
-    while running := [state for state in states if not state.is_finished]:
-        for state, prediction in zip(running, adapter.denoise_step(running), strict=True):
-            adapter.step_scheduler(state, prediction)
-    latents = {state.request.request_id: state.latents for state in states}
-    return [latents[request.request_id] for request in requests]
+    adapter.denoise(states)
+    return [state.latents for state in states]
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

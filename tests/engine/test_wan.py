@@ -72,9 +72,7 @@ def fused_latents(adapter: WanAdapter, requests: list[OmniDiffusionRequest]) -> 
 
 def denoised(adapter: WanAdapter, states: list[RequestState]) -> list[torch.Tensor]:
     """The final latents of prepared requests that run in one wave."""
-    while running := [state for state in states if not state.is_finished]:
-        for state, prediction in zip(running, adapter.denoise_step(running), strict=True):
-            adapter.step_scheduler(state, prediction)
+    adapter.denoise(states)
     return [state.latents for state in states]
 
 

@@ -24,13 +24,9 @@ class PromptCache:
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        key = (positional, tuple(sorted(named.items())))
-        try:
-            hash(key)
-        except TypeError:
-            return self.encode_prompt(*positional, **named)
         if not all(_is_plain(value) for value in (*positional, *named.values())):
             return self.encode_prompt(*positional, **named)
+        key = (positional, tuple(sorted(named.items())))
         if key not in self._results:
             self._results[key] = self.encode_prompt(*positional, **named)
             if len(self._results) > self._size:

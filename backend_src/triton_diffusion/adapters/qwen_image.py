@@ -12,6 +12,7 @@ import torch
 from triton_diffusion.adapters.adapter import check_most, check_size
 from triton_diffusion.adapters.request_state import Conditioning, Evaluation, RequestState
 from triton_diffusion.adapters.rows import (
+    predicted_by_group,
     repeated_conditioning,
     row_generators,
     stacked_conditioning,
@@ -172,13 +173,8 @@ class QwenImageAdapter(StepwiseAdapter):
     def _predict_in_buckets(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         """The predictions, where the length that a text is padded to depends on nobody else's text."""
         lengths = [-(-_text_tokens(evaluation) // self.text_bucket) * self.text_bucket for evaluation in evaluations]
-        predictions: dict[int, torch.Tensor] = {}
-        for length in set(lengths):
-            positions = [position for position, own in enumerate(lengths) if own == length]
-            together = [_padded(evaluations[position], length) for position in positions]
-            rows = [evaluation.state.num_rows for evaluation in together]
-            predictions.update(zip(positions, torch.split(self._predict(together), rows), strict=True))
-        return torch.cat([predictions[position] for position in range(len(evaluations))])
+        padded = [_padded(evaluation, length) for evaluation, length in zip(evaluations, lengths, strict=True)]
+        return predicted_by_group(padded, lengths, lambda _, together: self._predict(together))
 
 
 def _text_tokens(evaluation: Evaluation) -> int:

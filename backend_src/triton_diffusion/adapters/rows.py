@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from triton_diffusion.adapters.request_state import Conditioning, Evaluation
 from triton_diffusion.collate import collate
 from triton_diffusion.request import OmniDiffusionRequest
+
+Group = TypeVar("Group", bound=Hashable)
 
 
 def row_generators(request: OmniDiffusionRequest) -> list[torch.Generator]:
@@ -53,6 +55,25 @@ def _stacked(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _has_rows(value: Any, rows: int) -> bool:
     return isinstance(value, (torch.Tensor, list)) and len(value) == rows
+
+
+def predicted_by_group(
+    evaluations: Sequence[Evaluation],
+    groups: Sequence[Group],
+    predict: Callable[[Group, Sequence[Evaluation]], torch.Tensor],
+) -> torch.Tensor:
+    """The predictions of evaluations that cannot all share a forward pass, in their own order: [all rows, ...].
+
+    Args:
+        groups: of each evaluation; those of one group share a pass.
+        predict: the predictions of one group's evaluations.
+    """
+    parts: dict[Group, Iterator[torch.Tensor]] = {}
+    for group in dict.fromkeys(groups):
+        together = [each for each, own in zip(evaluations, groups, strict=True) if own == group]
+        rows = [each.state.num_rows for each in together]
+        parts[group] = iter(torch.split(predict(group, together), rows))
+    return torch.cat([next(parts[group]) for group in groups])
 
 
 def cut_rows(value: Any, rows: int, start: int, end: int) -> Any:

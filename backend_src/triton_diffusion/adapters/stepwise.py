@@ -132,10 +132,15 @@ class StepwiseAdapter(PipelineAdapter):
     def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
         """All requests in lockstep; one with fewer steps finishes early."""
         states = [self.prepare_encode(request) for request in batch]
+        self.denoise(states)
+        return [self.post_decode(state) for state in states]
+
+    @torch.no_grad()
+    def denoise(self, states: Sequence[RequestState]) -> None:
+        """Take all steps that are left of all requests."""
         while running := [state for state in states if not state.is_finished]:
             for state, noise_prediction in zip(running, self.denoise_step(running), strict=True):
                 self.step_scheduler(state, noise_prediction)
-        return [self.post_decode(state) for state in states]
 
     def fused_forward(
         self, module: torch.nn.Module, shared: Mapping[str, Any] = MappingProxyType({}), **arguments: Any

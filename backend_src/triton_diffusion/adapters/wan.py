@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from triton_diffusion.adapters.adapter import LATENT_SHAPE, PADDED_TEXT, check_most, check_size
 from triton_diffusion.adapters.request_state import Evaluation, RequestState
 from triton_diffusion.adapters.rows import (
+    predicted_by_group,
     repeated,
     row_generators,
     stacked_conditioning,
@@ -117,12 +118,7 @@ class WanAdapter(StepwiseAdapter):
     def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         """The rows on each side of the boundary in one forward pass of that side's transformer: [all rows, ...]."""
         transformers = [self.transformer_of(evaluation.state) for evaluation in evaluations]
-        parts: dict[torch.nn.Module, Iterator[torch.Tensor]] = {}
-        for transformer in dict.fromkeys(transformers):
-            own = [each for each, its in zip(evaluations, transformers, strict=True) if its is transformer]
-            prediction = self.predict_with(transformer, own)
-            parts[transformer] = iter(torch.split(prediction, [each.state.num_rows for each in own]))
-        return torch.cat([next(parts[transformer]) for transformer in transformers])
+        return predicted_by_group(evaluations, transformers, self.predict_with)
 
     def predict_with(self, transformer: torch.nn.Module, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         """One transformer's predictions: [all rows, ...]."""

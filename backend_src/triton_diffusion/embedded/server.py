@@ -24,6 +24,9 @@ import psutil
 from triton_diffusion.embedded.installation import TritonInstallation
 from triton_diffusion.embedded.server_log import ServerLog
 
+STOP_FILE = "TRITON_DIFFUSION_STOP_FILE"
+"""The environment variable with the path of a file that tells the engines to answer what is left."""
+
 ANSWER_SECONDS = 10.0
 """For unfinished requests to be answered with an error, after `exit_timeout`."""
 
@@ -129,7 +132,7 @@ class TritonServer:
         installation.link_backend_directory(backends)
         self._process = subprocess.Popen(
             [str(installation.executable), *self._command_line(backends)],
-            env={**installation.environment(), "TRITON_DIFFUSION_STOP_FILE": str(self._stop_file)},
+            env={**installation.environment(), STOP_FILE: str(self._stop_file)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
