@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient
 
 TINY_DEFAULTS = {"height": 32, "width": 32, "num_inference_steps": 6, "max_sequence_length": 32}
+
+PATIENCE = 120.0
+"""Seconds that a test waits for what must come; a loaded machine may be slow, so this only bounds a hang."""
 
 
 @pytest.fixture(scope="session")
@@ -70,15 +73,24 @@ def client(server: TritonServer, request: pytest.FixtureRequest) -> Iterator[Dif
         yield client
 
 
-def wait_for_log(server: TritonServer, text: str, since: int = 0, timeout: float = 15) -> str:
-    """The first log line after position `since` that holds `text`."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        for line in list(server.log_lines)[since:]:
-            if text in line:
-                return line
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Until `condition` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s in vain: {what}"
         time.sleep(0.02)
-    raise AssertionError(f"no log line holds {text!r}: {list(server.log_lines)[-5:]}")
+
+
+def wait_for_log(server: TritonServer, text: str, since: int = 0) -> str:
+    """The first log line after position `since` that holds `text`."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        found.extend(line for line in server.log_lines[since:] if text in line)
+        return bool(found)
+
+    wait_until(is_there, f"a log line with {text!r}")
+    return found[0]
 
 
 def metric(server: TritonServer, model: str, name: str) -> float:
@@ -89,9 +101,7 @@ def metric(server: TritonServer, model: str, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def wait_for_running(server: TritonServer, model: str, requests: int, timeout: float = 15) -> None:
+def wait_for_running(server: TritonServer, model: str, requests: int) -> None:
     """Until so many requests of the model take steps."""
-    deadline = time.monotonic() + timeout
-    while metric(server, model, "triton_diffusion_running_requests") != requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    name = "triton_diffusion_running_requests"
+    wait_until(lambda: metric(server, model, name) == requests, f"{requests} running requests of {model}")

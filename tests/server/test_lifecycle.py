@@ -18,7 +18,7 @@ import psutil
 import pytest
 import tritonclient.http
 
-from tests.server.conftest import TINY_DEFAULTS, wait_for_running
+from tests.server.conftest import PATIENCE, TINY_DEFAULTS, metric, wait_until
 from tests.server.repository import add_model
 from triton_diffusion.embedded import TritonServer, TritonServerError
 from triton_diffusion_client import DiffusionClient, GenerationResult, SamplingParams, ServerUnavailableError
@@ -53,7 +53,6 @@ class InFlight:
 
     def __init__(self, server: TritonServer, count: int, steps: int) -> None:
         self._results: list[GenerationResult] = []
-        self._position = len(server.log_lines)
 
         def send() -> None:
             with DiffusionClient(server.grpc_url, "tiny") as client:
@@ -61,40 +60,46 @@ class InFlight:
 
         self._thread = threading.Thread(target=send)
         self._thread.start()
-        wait_for_running(server, "tiny", 8)
+        # How many of them share the first wave is a matter of timing.
+        states = ("running", "waiting")
+        wait_until(
+            lambda: sum(metric(server, "tiny", f"triton_diffusion_{state}_requests") for state in states) == count,
+            f"{count} requests in the engine",
+        )
 
     def results(self) -> list[GenerationResult]:
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=PATIENCE)
         assert not self._thread.is_alive(), "a request was never answered"
         return self._results
 
 
 def test_at_unload_and_at_sigterm_running_requests_are_answered_and_nothing_is_left(repository: Path) -> None:
     arguments = ["--model-control-mode=explicit", "--load-model=tiny"]
-    with TritonServer(repository, arguments=arguments) as server:
+    with TritonServer(repository, exit_timeout=PATIENCE, arguments=arguments) as server:
         pid = server.pid
-        with closing(tritonclient.http.InferenceServerClient(server.http_url)) as control:
-            under_way = InFlight(server, count=12, steps=40)
+        with closing(tritonclient.http.InferenceServerClient(server.http_url, network_timeout=PATIENCE)) as control:
+            under_way = InFlight(server, count=12, steps=100)
             control.unload_model("tiny")
             assert [result.error for result in under_way.results()] == [None] * 12
             control.load_model("tiny")
-        under_way = InFlight(server, count=12, steps=40)
+        under_way = InFlight(server, count=12, steps=100)
         assert len(processes(pid)) >= 2
-    results = under_way.results()
-    assert len(results) == 12
-    assert all(result.error is None for result in results[:8]), "what ran got its pictures"
+    assert [result.error for result in under_way.results()] == [None] * 12
     assert processes(pid) == []
     assert shared_memory(server.shared_memory_prefix) == []
 
 
-def test_requests_that_outlast_the_exit_timeout_are_answered_with_an_error(repository: Path) -> None:
-    with TritonServer(repository, exit_timeout=1) as server:
+def test_requests_that_outlast_the_exit_timeout_are_answered_with_an_error(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Unloading may take long on a slow machine; that must not be mistaken for a server that hangs.
+    monkeypatch.setattr("triton_diffusion.embedded.server.ANSWER_SECONDS", PATIENCE)
+    with TritonServer(repository, exit_timeout=0.1) as server:
         pid = server.pid
         under_way = InFlight(server, count=12, steps=1000)
-        began = time.monotonic()
-    assert time.monotonic() - began < 8
     messages = [str(result.error) for result in under_way.results()]
     assert messages == ["the server is shutting down"] * 12
+    assert any("successfully unloaded 'tiny'" in line for line in server.log_lines), "it ended by itself"
     assert processes(pid) == []
 
 
