@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Annotated
 
@@ -12,10 +14,15 @@ import typer
 from rich.console import Console
 
 from triton_diffusion import __version__
+from triton_diffusion.deployment.command_line import with_model_options
+from triton_diffusion.deployment.existing import DEFAULT_REPOSITORY, existing_repository, refuse_options
+from triton_diffusion.deployment.plan import plan_models
+from triton_diffusion.deployment.repository import check_can_write, repository_files, show_files, write_repository
 from triton_diffusion.embedded import TritonNotFoundError, TritonServer, TritonServerError
-from triton_diffusion.errors import InvalidRequestError
+from triton_diffusion.errors import ConfigurationError, InvalidRequestError
 from triton_diffusion_client.cli import generate
 from triton_diffusion_client.errors import DiffusionClientError
+from triton_diffusion_client.health import health
 
 app = typer.Typer(
     help="Serve diffusion models on Triton Inference Server, and use them.",
@@ -23,6 +30,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(health)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Deploy file: YAML, vLLM-Omni's stage_args or flat; the command line wins over it.",
+        show_default=False,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Write over a model folder that is there already.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -41,8 +59,28 @@ def options(
 
 
 @app.command()
+@with_model_options
 def serve(
-    model_repository: Annotated[Path, typer.Argument(help="Triton model repository.")] = Path("model_repository"),
+    given: dict[str, object],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A directory saved by save_pretrained, a hub id, or a Triton model repository.",
+            show_default=str(DEFAULT_REPOSITORY),
+        ),
+    ] = None,
+    named_models: Annotated[
+        list[str] | None, typer.Option("--model", help="NAME=MODEL; once for each of several models.")
+    ] = None,
+    config: ConfigFile = None,
+    repository: Annotated[
+        Path | None, typer.Option(help="Keep the model repository that is written here.", show_default="temporary")
+    ] = None,
+    force: Force = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the files that would be served, and start nothing.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8001,
@@ -50,7 +88,62 @@ def serve(
     exit_timeout: Annotated[float, typer.Option(help="Seconds for running requests to finish at the end.")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show warnings and errors of Triton's log only.")] = False,
 ) -> None:
-    """Run Triton on a model repository until Ctrl-C or SIGTERM."""
+    """Serve models on Triton until Ctrl-C or SIGTERM."""
+    existing = existing_repository(model, wanted_else=bool(named_models or config))
+    if existing is not None:
+        refuse_options(existing, given, config=config, repository=repository)
+        if dry_run:
+            show_files({path: path.read_text() for path in sorted(existing.glob("*/config.pbtxt"))})
+        else:
+            _run_server(existing, host, http_port, grpc_port, metrics_port, exit_timeout, quiet)
+        return
+    models = plan_models(model, named_models or [], config, given, _warn)
+    if dry_run:
+        check_can_write(repository or Path(), models, force=force or repository is None)
+        show_files({(repository or Path()) / path: text for path, text in repository_files(models).items()})
+        return
+    with ExitStack() as stack:
+        if repository is None:
+            repository = Path(stack.enter_context(TemporaryDirectory(prefix="triton-diffusion-models-")))
+        write_repository(repository, models, force=force)
+        _run_server(repository, host, http_port, grpc_port, metrics_port, exit_timeout, quiet)
+
+
+@app.command()
+@with_model_options
+def init(
+    given: dict[str, object],
+    directory: Annotated[Path, typer.Argument(help="Folder for the model repository.", show_default=False)],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="A directory saved by save_pretrained, or a hub id.", show_default=False
+        ),
+    ] = None,
+    named_models: Annotated[
+        list[str] | None, typer.Option("--model", help="NAME=MODEL; once for each of several models.")
+    ] = None,
+    config: ConfigFile = None,
+    force: Force = False,
+) -> None:
+    """Write a Triton model repository, for a tritonserver of your own."""
+    for path in write_repository(directory, plan_models(model, named_models or [], config, given, _warn), force=force):
+        typer.echo(path)
+
+
+def _warn(text: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: {text}", style="yellow", markup=False)
+
+
+def _run_server(
+    model_repository: Path,
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    exit_timeout: float,
+    quiet: bool,
+) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
 
     def show(line: str) -> None:
@@ -94,7 +187,7 @@ def main() -> None:
     """The entry point: wrong options are one line, not a traceback."""
     try:
         app()
-    except (InvalidRequestError, DiffusionClientError) as error:
+    except (ConfigurationError, InvalidRequestError, DiffusionClientError) as error:
         sys.exit(f"error: {error}")
 
 

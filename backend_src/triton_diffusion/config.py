@@ -32,7 +32,7 @@ def _dtype(text: str) -> str:
     return DTYPES[text]
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -59,8 +59,22 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _sampling_params(text: str) -> SamplingParams:
+    return _parsed_sampling_params(_json_object(text))
+
+
+def _shapes(text: str) -> tuple[SamplingParams, ...]:
     try:
-        return SamplingParams.parse(_json_object(text))
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"must be a JSON list of objects ({error})") from None
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ValueError("must be a JSON list of objects")
+    return tuple(map(_parsed_sampling_params, values))
+
+
+def _parsed_sampling_params(values: Mapping[str, object]) -> SamplingParams:
+    try:
+        return SamplingParams.parse(values)
     except InvalidRequestError as error:
         raise ValueError(str(error)) from None
 
@@ -83,10 +97,22 @@ class EngineConfig:
     model: str = _parameter(str, "", "A directory (begin it with ./ to mean the folder of model.py) or a hub id.")
     dtype: str = _parameter(_dtype, "auto", "float32, bfloat16, float16 or auto: bfloat16 on a GPU, else float32.")
     device: str = _parameter(str, "auto", "cpu, cuda, cuda:1 … or auto: the instance's GPU, else any, else the CPU.")
-    max_queue_size: int = _parameter(_positive, 1024, "Requests that may wait; one more is refused as UNAVAILABLE.")
-    max_pixels: int = _parameter(_positive, 2048 * 2048, "The largest height times width of a request.")
+    max_queue_size: int = _parameter(positive, 1024, "Requests that may wait; one more is refused as UNAVAILABLE.")
+    max_pixels: int = _parameter(positive, 2048 * 2048, "The largest height times width of a request.")
     step_execution: bool = _parameter(
         _boolean, False, "Step-wise continuous batching: requests join and leave between denoising steps."
+    )
+    require_batching: bool = _parameter(
+        _boolean, False, "Do not serve a pipeline that cannot be fused with a max_batch_size above 1."
+    )
+    warmup: bool = _parameter(
+        _boolean, True, "Run a full wave before the model is ready, so that one that does not fit fails at once."
+    )
+    warmup_shapes: tuple[SamplingParams, ...] = _parameter(
+        _shapes,
+        (),
+        "JSON list; sampling parameters of further waves of the warm-up, beside the default ones: "
+        '`[{"height": 1024, "width": 1024}]`.',
     )
     batch_invariant: bool = _parameter(
         _boolean, False, "The same bits whoever shares the forward pass: every pass has the rows of a full one."
@@ -104,7 +130,23 @@ class EngineConfig:
         },
     )
     decode_batch_size: int = _parameter(
-        _positive, 1, "Images decoded at once; 1 needs the least memory, and gives the bits of an image alone."
+        positive, 1, "Images decoded at once; 1 needs the least memory, and gives the bits of an image alone."
+    )
+    lora_directory: str = _parameter(
+        str, "", "Holds a folder or a .safetensors file for each LoRA adapter; begin it with ./ as model."
+    )
+    loras: dict[str, Any] = dataclasses.field(
+        default_factory=dict,
+        metadata={
+            "parse": _json_object,
+            "description": "JSON; further LoRA adapters by name, each a directory, a .safetensors file or a hub id.",
+        },
+    )
+    lora_mixed: bool = _parameter(
+        _boolean, False, "Requests with different LoRA adapters and scales may share a forward pass."
+    )
+    lora_memory_mb: int = _parameter(
+        positive, 1024, "LoRA weights that stay on the device; the least recently used ones wait on the CPU."
     )
     strict_batch_key: bool = _parameter(
         _boolean, False, "Fuse only requests with equal steps, guidance and outputs too, as vLLM-Omni does."
@@ -139,6 +181,8 @@ class EngineConfig:
         declared = {name: entry["string_value"] for name, entry in model_config.get("parameters", {}).items()}
         values: dict[str, Any] = {}
         for name, text in declared.items():
+            if name in TRITONS_OWN:
+                raise ConfigurationError(f"config.pbtxt: {name} is no parameter here: set {TRITONS_OWN[name]}")
             if name not in PARAMETERS:
                 raise ConfigurationError(f"config.pbtxt: unknown parameter {name!r}{did_you_mean(name, PARAMETERS)}")
             try:
@@ -161,6 +205,15 @@ class EngineConfig:
             device_id=device_id,
         )
 
+
+TRITONS_OWN = {
+    "max_num_seqs": "max_batch_size",
+    "diffusion_batch_size": "max_batch_size",
+    "request_batch_max_wait_ms": "dynamic_batching { max_queue_delay_microseconds }",
+    "instances": "instance_group { count }",
+    "gpus": "instance_group { kind: KIND_GPU  gpus }",
+}
+"""What vLLM-Omni and the command line call what Triton has a field of its own for."""
 
 PARAMETERS: dict[str, dataclasses.Field[Any]] = {
     attribute.name: attribute for attribute in dataclasses.fields(EngineConfig) if "parse" in attribute.metadata

@@ -78,8 +78,13 @@ def build_engine(
         config.max_queue_size,
     )
     if config.max_num_seqs > 1 and not batching:
+        if config.require_batching:
+            raise ConfigurationError(
+                f"require_batching: max_num_seqs is {config.max_num_seqs}, but {adapter.name} runs one request at a "
+                "time; set max_batch_size to 1, or require_batching to false"
+            )
         logger.warning("max_num_seqs is %d, but %s runs one request at a time", config.max_num_seqs, adapter.name)
-    return DiffusionEngine(ModelRunner(adapter), scheduler, after_step, must_stop)
+    return DiffusionEngine(ModelRunner(adapter), scheduler, observers, must_stop)
 
 
 def must_stop() -> bool:

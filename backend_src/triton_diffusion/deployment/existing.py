@@ -1,0 +1,57 @@
+"""A Triton model repository that is there already, and is served as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from triton_diffusion.config import TRITONS_OWN
+from triton_diffusion.deployment.model_options import MODEL_OPTIONS
+from triton_diffusion.deployment.model_source import INDEX, is_repository
+from triton_diffusion.errors import ConfigurationError
+
+DEFAULT_REPOSITORY = Path("model_repository")
+
+
+def existing_repository(model: str | None, *, wanted_else: bool) -> Path | None:
+    """The model repository that `serve MODEL` means, if it means one.
+
+    Args:
+        wanted_else: other options name what to serve, so that no MODEL does not mean the default repository.
+
+    Raises:
+        ConfigurationError: nothing is named, and there is no default repository.
+    """
+    if model is None:
+        if wanted_else:
+            return None
+        if not is_repository(DEFAULT_REPOSITORY):
+            raise ConfigurationError(
+                "nothing to serve: give a directory saved by save_pretrained, a hub id or a Triton model repository "
+                f"(./{DEFAULT_REPOSITORY}, the default, is not there)"
+            )
+        return DEFAULT_REPOSITORY
+    path = Path(model).expanduser()
+    return path if is_repository(path) and not (path / INDEX).is_file() else None
+
+
+def refuse_options(existing: Path, given: Iterable[str], **others: object) -> None:
+    """
+    Args:
+        given: names of model options.
+        others: further options that are for a repository that is yet to be written, by name.
+
+    Raises:
+        ConfigurationError: there are some: the models of the repository say for themselves how they are served.
+    """
+    for name in given:
+        field = TRITONS_OWN.get(name, f"parameter {name}")
+        raise ConfigurationError(
+            f"{MODEL_OPTIONS[name].flag}: {existing} is a Triton model repository, whose models are served as they "
+            f"are; set {field} in its config.pbtxt"
+        )
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigurationError(
+                f"--{name} {value}: {existing} is a Triton model repository, which is served as it is; leave one out"
+            )

@@ -1,0 +1,176 @@
+"""The options of one served model: command line, deploy file and config.pbtxt all come from this table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triton_diffusion.config import PARAMETERS, positive
+from triton_diffusion.errors import ConfigurationError, did_you_mean
+
+Warn = Callable[[str], None]
+"""Told, in a sentence, what is not wrong and yet should be changed."""
+
+Given = Mapping[str, str]
+"""Options that somebody gave, by name, each as the text that config.pbtxt would hold."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOption:
+    """One option of a served model.
+
+    Args:
+        name: the key of a deploy file; with dashes, the option of the command line.
+        parse: the value of a text; a ValueError says what is allowed.
+        default: a boolean makes it a switch of the command line.
+    """
+
+    name: str
+    description: str
+    parse: Callable[[str], Any]
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise ValueError("must be a number of milliseconds, 0 or more")
+    return number
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"\d+(,\s*\d+)*", text) is None:
+        raise ValueError("must be numbers of GPUs with commas between them, like 0,1")
+    gpus = tuple(int(number) for number in text.split(","))
+    if len(set(gpus)) < len(gpus):
+        raise ValueError("names a GPU twice; give each once, and --instances for several engines on each")
+    return gpus
+
+
+def _name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) is None:
+        raise ValueError("must be letters, digits, dots, dashes and underscores, and begin with a letter or digit")
+    return text
+
+
+def _model(text: str) -> str:
+    if not text:
+        raise ValueError("must be a directory or a hub id")
+    return text
+
+
+_OWN = (
+    ModelOption(
+        name="name",
+        description="Name of the served model. Default: the last part of its directory or hub id.",
+        parse=_name,
+        default="",
+    ),
+    ModelOption(
+        name="max_num_seqs",
+        description="The most requests of one wave; Triton's max_batch_size.",
+        parse=positive,
+        default=1,
+    ),
+    ModelOption(
+        name="diffusion_batch_size",
+        description="Deprecated name of max_num_seqs.",
+        parse=positive,
+        default=None,
+    ),
+    ModelOption(
+        name="request_batch_max_wait_ms",
+        description="How long the first request of a wave waits for company, in milliseconds.",
+        parse=_milliseconds,
+        default=0.0,
+    ),
+    ModelOption(
+        name="instances",
+        description="Engines, each with its own copy of the pipeline; with gpus, on each GPU.",
+        parse=positive,
+        default=1,
+    ),
+    ModelOption(
+        name="gpus",
+        description="GPUs to put an engine on: 0,1. Default: as device says.",
+        parse=_gpus,
+        default=(),
+    ),
+)
+
+MODEL = ModelOption(name="model", description=PARAMETERS["model"].metadata["description"], parse=_model, default="")
+
+MODEL_OPTIONS: dict[str, ModelOption] = {option.name: option for option in _OWN} | {
+    name: ModelOption(
+        name=name,
+        description=attribute.metadata["description"],
+        parse=attribute.metadata["parse"],
+        default=attribute.default,
+    )
+    for name, attribute in PARAMETERS.items()
+    if name != "model"
+}
+"""Every option by name, but the model itself."""
+
+
+def checked(given: Mapping[str, object], label: Callable[[str], str], warn: Warn) -> dict[str, str]:
+    """The options as texts, each of which parses; `max_num_seqs` whichever of its two names was given.
+
+    Args:
+        given: plain values, or texts.
+        label: an option's name as whoever gave it wrote it.
+
+    Raises:
+        ConfigurationError: naming the option, the value, what is allowed and the nearest right name.
+    """
+    options = {MODEL.name: MODEL, **MODEL_OPTIONS}
+    texts = {}
+    for name, value in given.items():
+        if name not in options:
+            raise ConfigurationError(f"{label(name)}: unknown option{did_you_mean(name, options)}")
+        texts[name] = as_text(value)
+        try:
+            if value is None:
+                raise ValueError("has no value; give one or leave the option out")
+            options[name].parse(texts[name])
+        except ValueError as error:
+            raise ConfigurationError(f"{label(name)}={texts[name]}: {error}") from None
+    return _without_deprecated_name(texts, label, warn)
+
+
+def as_text(value: object) -> str:
+    """A plain value (of YAML, say) as config.pbtxt's parameters hold it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return ",".join(map(str, value))
+    return json.dumps(value)
+
+
+def _without_deprecated_name(texts: dict[str, str], label: Callable[[str], str], warn: Warn) -> dict[str, str]:
+    old, new = "diffusion_batch_size", "max_num_seqs"
+    if old not in texts:
+        return texts
+    value = texts.pop(old)
+    if new in texts and positive(texts[new]) != positive(value):
+        raise ConfigurationError(
+            f"{label(new)}={texts[new]} and {label(old)}={value} differ, and mean the same; {label(old)} is "
+            "deprecated: remove it"
+        )
+    warn(f"{label(old)} is deprecated; write {label(new)}={value}")
+    return {**texts, new: value}
