@@ -73,15 +73,15 @@ def client(server: TritonServer, request: pytest.FixtureRequest) -> Iterator[Dif
         yield client
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
     """Until `condition` holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain: {what}"
         time.sleep(0.02)
 
 
-def wait_for_log(server: TritonServer, text: str, since: int = 0) -> str:
+def wait_for_log(server: TritonServer, text: str, since: int = 0, timeout: float = PATIENCE) -> str:
     """The first log line after position `since` that holds `text`."""
     found: list[str] = []
 
@@ -89,7 +89,7 @@ def wait_for_log(server: TritonServer, text: str, since: int = 0) -> str:
         found.extend(line for line in server.log_lines[since:] if text in line)
         return bool(found)
 
-    wait_until(is_there, f"a log line with {text!r}")
+    wait_until(is_there, f"a log line with {text!r}", timeout)
     return found[0]
 
 
@@ -101,7 +101,7 @@ def metric(server: TritonServer, model: str, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def wait_for_running(server: TritonServer, model: str, requests: int) -> None:
+def wait_for_running(server: TritonServer, model: str, requests: int, timeout: float = PATIENCE) -> None:
     """Until so many requests of the model take steps."""
     name = "triton_diffusion_running_requests"
-    wait_until(lambda: metric(server, model, name) == requests, f"{requests} running requests of {model}")
+    wait_until(lambda: metric(server, model, name) == requests, f"{requests} running requests of {model}", timeout)
