@@ -51,7 +51,7 @@ class AsyncDiffusionClient:
         scheme, _, address = url.rpartition("://")
         self.model = model
         self.timeout = timeout
-        self._triton, self._connection = _connect(scheme or transport, address, max_concurrency)
+        self._triton, self._connection = connect(scheme or transport, address, max_concurrency)
         self._pool = SharedMemoryPool(self._connection, shared_memory)
         self._slots = asyncio.Semaphore(max_concurrency)
         self._default_size: tuple[int, int] | None = None
@@ -218,7 +218,7 @@ def _pixels(response: Any, name: str, region: Region | None) -> np.ndarray[Any, 
     return pixels
 
 
-def _connect(transport: str, address: str, connections: int) -> tuple[ModuleType, Any]:
+def connect(transport: str, address: str, connections: int) -> tuple[ModuleType, Any]:
     """tritonclient's module for the transport, and its connection."""
     if transport == "grpc":
         import tritonclient.grpc.aio as grpc_client
