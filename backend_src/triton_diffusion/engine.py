@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from triton_diffusion.batch import DiffusionRequestBatch
-from triton_diffusion.errors import EngineStoppedError, QueueFullError, as_error
+from triton_diffusion.errors import EngineStoppedError, QueueFullError, TritonDiffusionError, as_error
 from triton_diffusion.model_runner import ModelRunner, StepProgress
+from triton_diffusion.observer import EngineObserver, EngineState, Observers, WaveStep
 from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput
 from triton_diffusion.pending import PendingRequest
 from triton_diffusion.receipt import Receipt
@@ -26,13 +28,13 @@ SWEEP_SECONDS = 0.1
 """How often the waiting requests are asked whether somebody still waits for them."""
 
 
-def no_observer(engine: DiffusionEngine) -> None:
-    """Called after each step where nobody wants to know."""
-
-
 def never() -> bool:
     """No, it must not stop."""
     return False
+
+
+def nothing() -> None:
+    """Nothing has to be done before the first request."""
 
 
 class DiffusionEngine:
@@ -41,7 +43,7 @@ class DiffusionEngine:
     Args:
         runner: runs the scheduled requests; used by the engine's thread alone.
         scheduler: decides which requests take the next step: the mode of the engine.
-        after_step: called with the engine after each of its steps.
+        observers: are told what happens.
         must_stop: asked between steps; once it says so, every request that is left is answered with an error.
     """
 
@@ -49,16 +51,14 @@ class DiffusionEngine:
         self,
         runner: ModelRunner,
         scheduler: Scheduler[SamplingParamsKey],
-        after_step: Callable[[DiffusionEngine], None] = no_observer,
+        observers: Sequence[EngineObserver] = (),
         must_stop: Callable[[], bool] = never,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.after_step = after_step
         self.must_stop = must_stop
-        self.num_steps = 0
+        self._observers = Observers([WaveLog(), *observers])
         self._pending: dict[str, PendingRequest] = {}
-        self._wave_log = WaveLog()
         self._next_sweep = 0.0
         self._changed = threading.Condition()  # guards the scheduler, _pending and _stopping
         self._stopping = False
@@ -66,10 +66,20 @@ class DiffusionEngine:
         self._responder = ThreadPoolExecutor(1, thread_name_prefix="diffusion-responder")
         # But when pictures are made faster than sent, they must not pile up.
         self._unsent = threading.BoundedSemaphore(2 * scheduler.max_num_running_reqs)
-        self._worker = threading.Thread(target=self._run, name="diffusion-engine", daemon=True)
+        self._worker: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, first: Callable[[], None] = nothing) -> None:
+        """Start the engine's thread, and return when `first` has run on it.
+
+        What is compiled or captured for one thread may be of no use to another.
+
+        Raises:
+            Exception: that of `first`; the engine does not run then.
+        """
+        began: Future[None] = Future()
+        self._worker = threading.Thread(target=self._run, args=(first, began), name="diffusion-engine", daemon=True)
         self._worker.start()
+        began.result()
 
     def add_requests(self, arrivals: Sequence[tuple[OmniDiffusionRequest, Reply]]) -> None:
         """Let requests wait for their turn, all at once so that they can run in one wave. Never raises."""
@@ -78,8 +88,15 @@ class DiffusionEngine:
                 try:
                     self._add(request, reply)
                 except Exception as error:
-                    reply.fail(error)
+                    self.refuse(reply, error)
+            self._observe()
             self._changed.notify()
+
+    def refuse(self, reply: Reply, error: Exception) -> None:
+        """Answer a request that does not get in. Never raises."""
+        if reply.fail(error):
+            with contextlib.suppress(RuntimeError):  # the engine was stopped, and so was its thread
+                self._responder.submit(self._observers.request_refused, reply)
 
     def progress(self) -> dict[str, StepProgress]:
         """How far every request is, by request id; those that wait are at step 0."""
@@ -95,10 +112,11 @@ class DiffusionEngine:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._worker.ident is not None:
+        if self._worker is not None:
             self._worker.join()
         self._fail(list(self._pending), EngineStoppedError("the model is being unloaded"))
         self._responder.shutdown(wait=True)
+        self._observers.close()
 
     def step(self) -> None:
         """Schedule, run, answer."""
@@ -111,7 +129,13 @@ class DiffusionEngine:
         for request_id, output in self.runner.decode():
             self._answer(request_id, output)
 
-    def _run(self) -> None:
+    def _run(self, first: Callable[[], None], began: Future[None]) -> None:
+        try:
+            first()
+        except BaseException as error:
+            began.set_exception(error)
+            return
+        began.set_result(None)
         while self._wait_for_work():
             try:
                 if self.must_stop():
@@ -124,10 +148,14 @@ class DiffusionEngine:
             self._observe()
 
     def _observe(self) -> None:
-        try:
-            self.after_step(self)
-        except Exception:
-            logger.exception("the state of the engine could not be published")
+        with self._changed:
+            state = EngineState(
+                waiting=self.scheduler.waiting_by_key,
+                running=self.scheduler.running_by_key,
+                live_states=self.runner.num_live_states,
+                remaining_steps=sum(one.steps - one.step for one in self.runner.progress().values()),
+            )
+            self._observers.engine_changed(state)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -160,9 +188,9 @@ class DiffusionEngine:
     def _start(self, wave: Wave[SamplingParamsKey]) -> None:
         for request_id in wave.request_ids:
             pending = self._pending[request_id]
-            if pending.started is None:
+            if not pending.has_started:
                 pending.start(wave)
-                self._wave_log.began(pending)
+                self._observers.request_started(pending)
 
     def _sweep(self) -> None:
         """Now and then, answer the waiting requests that were cancelled or are too late."""
@@ -184,9 +212,13 @@ class DiffusionEngine:
         return dropped
 
     def _note_step(self, wave: Wave[SamplingParamsKey], outputs: BatchRunnerOutput) -> None:
-        self.num_steps += 1
+        requests = len(outputs.stepped)
         for request_id in outputs.stepped:
-            self._pending[request_id].took_step(wave, len(outputs.stepped), outputs.rows)
+            self._pending[request_id].took_step(wave, requests, outputs.rows)
+        if requests:
+            self._observers.wave_stepped(WaveStep(wave.wave_id, requests, outputs.rows, outputs.seconds))
+        for request_id in outputs.denoised:
+            self._pending[request_id].is_denoised = True
         with self._changed:
             # A request that only has to be decoded makes room for another one.
             self.scheduler.finish_requests(outputs.denoised)
@@ -198,21 +230,40 @@ class DiffusionEngine:
         pending = self._pending[request_id]
         receipt = pending.receipt(output)
         self._release(request_id)
-        self._wave_log.ended(pending, completed=True)
         self._unsent.acquire()
-        self._responder.submit(self._send, pending.reply, output, receipt)
+        self._responder.submit(self._send, pending, output, receipt)
 
-    def _send(self, reply: Reply, output: DiffusionOutput, receipt: Receipt) -> None:
+    def _send(self, pending: PendingRequest, output: DiffusionOutput, receipt: Receipt) -> None:
+        began = time.monotonic()
         try:
-            reply.succeed(output, receipt)
+            is_answer = pending.reply.succeed(output, receipt)
         finally:
             self._unsent.release()
+        if is_answer:
+            pending.timeline.add("answer", time.monotonic() - began)
+            self._observers.request_ended(pending, output)
 
     def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
         for request_id in list(request_ids):
+            steps_left = self._steps_left(request_id)
             pending = self._release(request_id)
-            self._wave_log.ended(pending, completed=False)
-            self._responder.submit(pending.reply.fail, as_error(error))
+            pending.steps_left = steps_left
+            if not pending.has_started:
+                pending.stop_waiting()
+            self._responder.submit(self._send_error, pending, as_error(error))
+
+    def _send_error(self, pending: PendingRequest, error: TritonDiffusionError) -> None:
+        if pending.reply.fail(error):
+            self._observers.request_ended(pending, None)
+
+    def _steps_left(self, request_id: str) -> int:
+        pending = self._pending[request_id]
+        if pending.is_denoised:
+            return 0
+        progress = self.runner.progress().get(request_id) if pending.has_started else None
+        if progress is None:
+            return pending.request.sampling_params.num_inference_steps or 0
+        return progress.steps - progress.step
 
     def _release(self, request_id: str) -> PendingRequest:
         with self._changed:

@@ -92,9 +92,10 @@ class ModelRunner:
             outputs = BatchRunnerOutput.from_forward(batch, self.adapter.forward(batch), type(self.adapter).__name__)
         except Exception as error:
             ids = batch.request_ids
-            return BatchRunnerOutput(dict.fromkeys(ids, _failed(error)), stepped=ids, denoised=ids)
-        for output in outputs.values():
-            output.stage_durations.setdefault("denoise", time.monotonic() - began)
+            outputs = BatchRunnerOutput(dict.fromkeys(ids, _failed(error)), stepped=ids, denoised=ids)
+        outputs.seconds = time.monotonic() - began
+        for request in batch:
+            request.timeline.add("denoise", outputs.seconds)
         return outputs
 
     def _execute_step(self, adapter: StepwiseAdapter, batch: DiffusionRequestBatch) -> BatchRunnerOutput:
@@ -116,6 +117,7 @@ class ModelRunner:
 
         # 2. One fused step of all
         states = [self._states[name] for name in batch.request_ids if name in self._states]
+        began = time.monotonic()
         self._denoise(adapter, states, ended)
         self.release(ended)
         denoised = [state.request.request_id for state in states if state.is_finished]
@@ -124,6 +126,7 @@ class ModelRunner:
             stepped=[state.request.request_id for state in states],
             denoised=denoised,
             rows=sum(state.num_rows for state in states),
+            seconds=time.monotonic() - began,
         )
 
     def _is_denoising(self) -> bool:
@@ -155,7 +158,8 @@ class ModelRunner:
             return _failed(error)
         if begin + rows.num_rows < state.num_rows:
             return None
-        return dataclasses.replace(output, output=np.concatenate(state.decoded), stage_durations=state.stage_durations)
+        durations = state.request.timeline.durations
+        return dataclasses.replace(output, output=np.concatenate(state.decoded), stage_durations=durations)
 
     def _denoise(
         self, adapter: StepwiseAdapter, states: list[RequestState], ended: dict[str, DiffusionOutput]
@@ -210,7 +214,7 @@ def _synchronize(state: RequestState) -> None:
 
 
 def _add_duration(state: RequestState, stage: str, seconds: float) -> None:
-    state.stage_durations[stage] = state.stage_durations.get(stage, 0.0) + seconds
+    state.request.timeline.add(stage, seconds)
 
 
 def _failed(error: Exception) -> DiffusionOutput:

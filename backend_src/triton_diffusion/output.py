@@ -37,6 +37,7 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
         stepped: the requests that took the step.
         denoised: those of them that need no further one.
         rows: the rows of all requests that took it.
+        seconds: how long the step took, without the encoding of newcomers.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
         stepped: Sequence[str] = (),
         denoised: Sequence[str] = (),
         rows: int = 0,
+        seconds: float = 0.0,
     ) -> None:
         self._outputs = dict(outputs)
         self.stepped = stepped
         self.denoised = denoised
         self.rows = rows
+        self.seconds = seconds
 
     @classmethod
     def from_forward(cls, batch: DiffusionRequestBatch, returned: object, pipeline: str) -> BatchRunnerOutput:

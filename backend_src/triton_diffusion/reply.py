@@ -19,25 +19,40 @@ class Reply(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_answered = False
+        self._error: TritonDiffusionError | None = None
+        self.trace_context: dict[str, str] = {}
+        """W3C Trace Context of the request (`traceparent`); empty if it is not traced."""
 
     @property
     def is_answered(self) -> bool:
         return self._is_answered
 
-    def succeed(self, output: DiffusionOutput, receipt: Receipt) -> None:
-        """Answer with pictures. If they cannot be sent, the request is answered with the reason instead."""
+    @property
+    def error(self) -> TritonDiffusionError | None:
+        """What the request was answered with, instead of pictures."""
+        return self._error
+
+    def succeed(self, output: DiffusionOutput, receipt: Receipt) -> bool:
+        """Answer with pictures. If they cannot be sent, the request is answered with the reason instead.
+
+        Returns:
+            Whether this is the answer; False if there was one before.
+        """
         if not self._claim():
-            return
+            return False
         try:
             self.send_output(output, receipt)
         except Exception as error:
             logger.exception("the answer of %s could not be sent", receipt.request_id)
             self._send_error_once(as_error(error))
+        return True
 
-    def fail(self, error: Exception) -> None:
-        """Answer with an error."""
-        if self._claim():
-            self._send_error_once(as_error(error))
+    def fail(self, error: Exception) -> bool:
+        """Answer with an error; whether this is the answer, as for `succeed`."""
+        if not self._claim():
+            return False
+        self._send_error_once(as_error(error))
+        return True
 
     @abstractmethod
     def send_output(self, output: DiffusionOutput, receipt: Receipt) -> None:
@@ -54,6 +69,7 @@ class Reply(ABC):
             return claimed
 
     def _send_error_once(self, error: TritonDiffusionError) -> None:
+        self._error = error
         try:
             self.send_error(error)
         except Exception:

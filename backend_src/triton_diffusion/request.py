@@ -21,6 +21,7 @@ from triton_diffusion.errors import (
 )
 from triton_diffusion.field import Field, field, fields_of
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
+from triton_diffusion.timeline import Timeline
 
 _request_numbers = itertools.count(1)
 
@@ -40,6 +41,7 @@ class OmniDiffusionRequest:
         deadline: `time.monotonic()` after which nobody waits for the answer.
         is_cancelled: asked between denoising steps.
         kv_sender_info: carried for code that was written for vLLM-Omni; unused here.
+        timeline: when its stages were; those who run it note it.
 
     Raises:
         FieldTypeError: the prompt is not a single string.
@@ -59,6 +61,7 @@ class OmniDiffusionRequest:
     deadline: float | None = None
     is_cancelled: Callable[[], bool] = _never
     kv_sender_info: dict[str, Any] | None = None
+    timeline: Timeline = dataclasses.field(default_factory=Timeline)
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):

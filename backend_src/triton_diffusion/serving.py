@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import transformers
 from triton_diffusion.adapters import PipelineAdapter, StepwiseAdapter, load_adapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.embedded.server import STOP_FILE
-from triton_diffusion.engine import DiffusionEngine, no_observer
+from triton_diffusion.engine import DiffusionEngine, nothing
 from triton_diffusion.errors import ConfigurationError
 from triton_diffusion.model_runner import ModelRunner
+from triton_diffusion.observer import EngineObserver
 from triton_diffusion.scheduling import RequestScheduler, Scheduler, StepScheduler
+from triton_diffusion.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +33,14 @@ def start_engine(
     directory: Path,
     instance_kind: str = "",
     device_id: int = 0,
-    after_step: Callable[[DiffusionEngine], None] = no_observer,
+    observers: Sequence[EngineObserver] = (),
 ) -> DiffusionEngine:
     """Load the model that config.pbtxt names, and start the engine that runs it.
 
     Args:
         model_config: config.pbtxt as Triton's JSON.
         directory: the folder of model.py, which a relative `model` is looked up in.
-        after_step: called with the engine after each of its steps.
+        observers: are told what happens in the engine.
 
     Raises:
         ConfigurationError: naming what cannot be served, and the remedy.
@@ -45,13 +48,13 @@ def start_engine(
     config = EngineConfig.from_model_config(model_config, directory, instance_kind, device_id)
     diffusers.utils.logging.disable_progress_bar()  # a server's log is no terminal
     transformers.utils.logging.disable_progress_bar()
-    engine = build_engine(load_adapter(config), config, after_step)
-    engine.start()
+    engine = build_engine(load_adapter(config), config, observers)
+    engine.start(partial(warm_up, engine.runner.adapter, config) if config.warmup else nothing)
     return engine
 
 
 def build_engine(
-    adapter: PipelineAdapter, config: EngineConfig, after_step: Callable[[DiffusionEngine], None] = no_observer
+    adapter: PipelineAdapter, config: EngineConfig, observers: Sequence[EngineObserver] = ()
 ) -> DiffusionEngine:
     """An engine for `adapter` in the mode of `config`; a pipeline that cannot be fused runs one request at a time.
 

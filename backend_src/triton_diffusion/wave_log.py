@@ -6,6 +6,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+from triton_diffusion.observer import EngineObserver
+from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.pending import PendingRequest
 
 logger = logging.getLogger(__name__)
@@ -24,24 +26,24 @@ class _Line:
     longest_wait: float = 0.0
 
 
-class WaveLog:
-    """Logs the requests that began together, when the last of them has ended."""
+class WaveLog(EngineObserver):
+    """Logs the requests that began together, when the last of them was answered."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Line] = {}
 
-    def began(self, pending: PendingRequest) -> None:
+    def request_started(self, pending: PendingRequest) -> None:
         line = self._open.setdefault(pending.joined_at_wave, _Line(str(pending.key), time.monotonic()))
         line.requests += 1
         line.left += 1
-        line.longest_wait = max(line.longest_wait, pending.queue_seconds)
+        line.longest_wait = max(line.longest_wait, pending.timeline["waiting"].seconds)
 
-    def ended(self, pending: PendingRequest, *, completed: bool) -> None:
-        line = self._open.get(pending.joined_at_wave)
-        if line is None:  # it never began
+    def request_ended(self, pending: PendingRequest, output: DiffusionOutput | None) -> None:
+        if not pending.has_started:
             return
+        line = self._open[pending.joined_at_wave]
         line.left -= 1
-        line.completed += completed
+        line.completed += pending.reply.error is None
         line.rows = max(line.rows, *pending.rows_per_step, 0)
         if line.left == 0:
             del self._open[pending.joined_at_wave]

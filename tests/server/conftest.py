@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.server.repository import FAULTY_MODEL, add_model
 from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
@@ -93,12 +94,17 @@ def wait_for_log(server: TritonServer, text: str, since: int = 0, timeout: float
     return found[0]
 
 
-def metric(server: TritonServer, model: str, name: str) -> float:
-    """The value of one of a model's metrics, as Prometheus would read it; 0 before it is first set."""
+def samples(server: TritonServer) -> list[Sample]:
+    """All that the metrics endpoint says, as Prometheus reads it."""
     with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as response:
-        text = response.read().decode()
-    found = re.search(rf'^{name}{{[^}}]*model="{model}"[^}}]*}} (\S+)$', text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+        families = text_string_to_metric_families(response.read().decode())
+    return [sample for family in families for sample in family.samples]
+
+
+def metric(server: TritonServer, model: str, name: str, **labels: str) -> float:
+    """One of a model's metrics, summed over the labels that are not given; 0 before it is first set."""
+    wanted = {"model": model, **labels}.items()
+    return sum(sample.value for sample in samples(server) if sample.name == name and wanted <= sample.labels.items())
 
 
 def wait_for_running(server: TritonServer, model: str, requests: int, timeout: float = PATIENCE) -> None:

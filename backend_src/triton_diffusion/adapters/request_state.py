@@ -35,7 +35,6 @@ class RequestState:
     generators: list[torch.Generator] = field(default_factory=list)
     first_step: int = 0
     step_index: int = 0
-    stage_durations: dict[str, float] = field(default_factory=dict)
     decoded: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
     @property

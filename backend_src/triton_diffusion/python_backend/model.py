@@ -61,7 +61,7 @@ class TritonPythonModel:
                 Path(args["model_repository"]) / args["model_version"],
                 instance_kind=args["model_instance_kind"],
                 device_id=int(args["model_instance_device_id"] or 0),
-                after_step=EngineMetrics(args["model_name"], args["model_instance_name"]),
+                observers=[EngineMetrics(args["model_name"], args["model_instance_name"])],
             )
         except ConfigurationError as error:
             # Triton reports the traceback too; that of a wrong configuration helps nobody.
@@ -77,7 +77,7 @@ class TritonPythonModel:
         except Exception as error:
             logger.exception("requests could not be handed over")
             for reply in replies:
-                reply.fail(error)
+                self.engine.refuse(reply, error)
 
     def finalize(self) -> None:
         """Answer what is left, and stop."""
@@ -92,7 +92,7 @@ class TritonPythonModel:
             try:
                 admitted.append((self._parse(request, reply), reply))
             except Exception as error:
-                reply.fail(error)
+                self.engine.refuse(reply, error)
         return admitted
 
     def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:

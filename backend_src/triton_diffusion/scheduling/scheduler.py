@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -47,6 +48,16 @@ class Scheduler(ABC, Generic[Key]):
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def waiting_by_key(self) -> dict[Key, int]:
+        """How many requests of each key wait."""
+        return self._waiting.counts
+
+    @property
+    def running_by_key(self) -> dict[Key, int]:
+        """How many requests of each key run."""
+        return dict(Counter(self._running.values()))
 
     @property
     def waiting_ids(self) -> list[str]:

@@ -36,6 +36,11 @@ class WaitingQueue(Generic[Key]):
         """Every waiting request, the first to go first."""
         return [request_id for _, request_id in sorted(itertools.chain.from_iterable(self._queues.values()))]
 
+    @property
+    def counts(self) -> dict[Key, int]:
+        """How many requests of each key wait."""
+        return {key: len(queue) for key, queue in self._queues.items()}
+
     def add(self, request_id: str, key: Key, priority: int) -> None:
         """Let a request wait behind all of its priority."""
         place = Place(priority, next(self._arrivals))

@@ -1,0 +1,96 @@
+"""Who is told what the engine does: the log, the metrics, the traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.pending import PendingRequest
+from triton_diffusion.reply import Reply
+from triton_diffusion.sampling_params_key import SamplingParamsKey
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(NamedTuple):
+    """What is in the engine at one moment.
+
+    Args:
+        waiting, running: the number of requests of each key.
+        live_states: requests that have begun and not ended.
+        remaining_steps: denoising steps that these still have to take.
+    """
+
+    waiting: Mapping[SamplingParamsKey, int]
+    running: Mapping[SamplingParamsKey, int]
+    live_states: int
+    remaining_steps: int
+
+
+class WaveStep(NamedTuple):
+    """One step that the requests of a wave took together; of a class without steps, its whole `forward`."""
+
+    wave_id: int
+    requests: int
+    rows: int
+    seconds: float
+
+
+class EngineObserver:
+    """Is told what happens to the requests of an engine; this one does not care.
+
+    `request_ended` and `request_refused` are called by the thread that sends the answers, after the answer; the
+    others by whoever changes the engine, one at a time, and the next step waits for them.
+    """
+
+    def engine_changed(self, state: EngineState) -> None:
+        """Requests came, or a step is over."""
+
+    def request_started(self, pending: PendingRequest) -> None:
+        """The request waits no more: it is in the next step."""
+
+    def wave_stepped(self, step: WaveStep) -> None:
+        """A step was taken."""
+
+    def request_ended(self, pending: PendingRequest, output: DiffusionOutput | None) -> None:
+        """The request was answered: with `output`, or with `pending.reply.error`."""
+
+    def request_refused(self, reply: Reply) -> None:
+        """A request that never got into the engine was answered, with `reply.error`."""
+
+    def close(self) -> None:
+        """The engine has stopped."""
+
+
+class Observers(EngineObserver):
+    """Several observers; one that fails harms neither a request nor the others."""
+
+    def __init__(self, observers: Sequence[EngineObserver]) -> None:
+        self._observers = observers
+
+    def engine_changed(self, state: EngineState) -> None:
+        self._tell(lambda observer: observer.engine_changed(state))
+
+    def request_started(self, pending: PendingRequest) -> None:
+        self._tell(lambda observer: observer.request_started(pending))
+
+    def wave_stepped(self, step: WaveStep) -> None:
+        self._tell(lambda observer: observer.wave_stepped(step))
+
+    def request_ended(self, pending: PendingRequest, output: DiffusionOutput | None) -> None:
+        self._tell(lambda observer: observer.request_ended(pending, output))
+
+    def request_refused(self, reply: Reply) -> None:
+        self._tell(lambda observer: observer.request_refused(reply))
+
+    def close(self) -> None:
+        self._tell(lambda observer: observer.close())
+
+    def _tell(self, call: Callable[[EngineObserver], None]) -> None:
+        for observer in self._observers:
+            try:
+                call(observer)
+            except Exception:
+                logger.exception("%s failed", type(observer).__name__)
