@@ -79,7 +79,7 @@ class Family:
     def stock_call(self, pipeline: Any, request: OmniDiffusionRequest, output_type: str) -> Any:
         """The stock pipeline's own results for each image of one request alone."""
         given: dict[str, Any] = dict(request.sampling_params.given())
-        for name in ("seed", "num_images_per_prompt", "output_format"):
+        for name in ("seed", "num_images_per_prompt", "output_format", "lora", "lora_scale"):
             given.pop(name, None)
         if request.negative_prompt is not None:
             given["negative_prompt"] = request.negative_prompt

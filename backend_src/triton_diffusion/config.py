@@ -87,12 +87,14 @@ class EngineConfig:
         max_num_seqs: the most requests of one wave; `max_batch_size`.
         request_batch_max_wait_ms: what Triton waits for company; `max_queue_delay_microseconds` / 1000.
         kind, device_id: of the Triton instance; GPU puts it on that GPU, CPU on none.
+        directory: the folder of model.py; relative paths are relative to it.
     """
 
     max_num_seqs: int = 1
     request_batch_max_wait_ms: float = 0.0
     kind: str = ""
     device_id: int = 0
+    directory: Path = Path()
 
     model: str = _parameter(str, "", "A directory (begin it with ./ to mean the folder of model.py) or a hub id.")
     dtype: str = _parameter(_dtype, "auto", "float32, bfloat16, float16 or auto: bfloat16 on a GPU, else float32.")
@@ -203,6 +205,7 @@ class EngineConfig:
             request_batch_max_wait_ms=int(batching.get("max_queue_delay_microseconds", 0)) / 1000,
             kind=instance_kind.removeprefix("KIND_"),
             device_id=device_id,
+            directory=directory,
         )
 
 

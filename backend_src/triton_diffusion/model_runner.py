@@ -15,6 +15,7 @@ import torch
 from triton_diffusion.adapters import PipelineAdapter, RequestState, StepwiseAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.errors import CollateError, PipelineOutputError, TritonDiffusionError, as_error
+from triton_diffusion.lora import LoraSelection
 from triton_diffusion.output import BatchRunnerOutput, DiffusionOutput, check_output
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,14 @@ class ModelRunner:
     An error of one request (a prompt that cannot be encoded, latents that are not finite) is that request's alone.
     A fused step that fails, for lack of memory or otherwise, is tried again with each half of the requests, until
     only those that fail alone are left with the error. A `forward` of a class without steps is not tried again.
+
+    Args:
+        tries_halves: otherwise a fused step that fails gives all of its requests the error.
     """
 
-    def __init__(self, adapter: PipelineAdapter) -> None:
+    def __init__(self, adapter: PipelineAdapter, *, tries_halves: bool = True) -> None:
         self.adapter = adapter
+        self.tries_halves = tries_halves
         self._states: dict[str, RequestState] = {}
 
     @property
@@ -89,6 +94,7 @@ class ModelRunner:
     def _execute_forward(self, batch: DiffusionRequestBatch) -> BatchRunnerOutput:
         began = time.monotonic()
         try:
+            self.adapter.loras.before_encoding(LoraSelection.of(batch.sampling_params))
             outputs = BatchRunnerOutput.from_forward(batch, self.adapter.forward(batch), type(self.adapter).__name__)
         except Exception as error:
             ids = batch.request_ids
@@ -106,7 +112,7 @@ class ModelRunner:
         for request in newcomers[:1] if self._is_denoising() else newcomers:
             with self._own_error(request.request_id, ended):
                 began = time.monotonic()
-                state = adapter.prepare_encode(request)
+                state = adapter.encode_request(request)
                 if not isinstance(state, RequestState):
                     raise PipelineOutputError(
                         f"{type(adapter).__name__}.prepare_encode must return a RequestState; it returned "
@@ -181,8 +187,8 @@ class ModelRunner:
                 _add_duration(state, "denoise", time.monotonic() - began)
             return
         except Exception as error:
-            if len(states) == 1:
-                ended[states[0].request.request_id] = _failed(error)
+            if len(states) == 1 or not self.tries_halves:
+                ended.update(dict.fromkeys((state.request.request_id for state in states), _failed(error)))
                 return
             logger.warning("a step of %d requests failed (%s); trying each half", len(states), error)
         # Outside the except block: the traceback would keep the failed pass's tensors alive.

@@ -68,6 +68,14 @@ class SamplingParams:
         argument="max_sequence_length",
         in_strict_key=True,
     )
+    lora: str | None = field(
+        "LoRA adapters by name, each with a scale or without one: `ink` or `ink:0.8,night:0.3`. Empty: none.",
+        maximum=1000,
+        in_strict_key=True,
+    )
+    lora_scale: float | None = field(
+        "Multiplies the scales of all adapters in lora. Default: 1.", minimum=-100, maximum=100, in_strict_key=True
+    )
     output_format: str | None = field("File format of the generated_image output.", choices=("png", "jpeg", "webp"))
 
     @classmethod

@@ -31,6 +31,10 @@ class SamplingParamsKey:
         """The key of `sampling_params` over the named fields."""
         return cls(tuple((name, getattr(sampling_params, name)) for name in fields))
 
+    def extended(self, **items: Value | None) -> SamplingParamsKey:
+        """The key with further items, where they are not None."""
+        return SamplingParamsKey((*self.items, *((name, value) for name, value in items.items() if value is not None)))
+
     def batch_key_shape(self) -> tuple[int, int, int]:
         """The shape of the `batch_key` input: zero elements, and a stable hash in its dimensions.
 

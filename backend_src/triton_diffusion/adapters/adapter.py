@@ -12,6 +12,7 @@ import numpy as np
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError, FieldValueError, InvalidRequestError
+from triton_diffusion.lora import Loras, LoraSelection
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import FIELDS, OmniDiffusionRequest
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
@@ -43,6 +44,7 @@ class PipelineAdapter(ABC):
     def __init__(self, pipeline: Any, config: EngineConfig) -> None:
         self.pipeline = pipeline
         self.config = config
+        self.loras = Loras()
         arguments = self.call_arguments = inspect.signature(type(pipeline).__call__).parameters
         self.taken = frozenset(
             name for name, declared in FIELDS.items() if not declared.argument or declared.argument in arguments
@@ -78,7 +80,8 @@ class PipelineAdapter(ABC):
     def key(self, request: OmniDiffusionRequest) -> SamplingParamsKey:
         """Requests of equal keys may share a forward pass."""
         fields = STRICT_FIELDS if self.config.strict_batch_key else self.key_fields
-        return SamplingParamsKey.of(request.sampling_params, fields)
+        key = SamplingParamsKey.of(request.sampling_params, fields)
+        return key.extended(lora=self.loras.key(LoraSelection.of(request.sampling_params)))
 
     def check_request(self, request: OmniDiffusionRequest) -> None:
         """Refuse what the pipeline would refuse, or do wrong without a word, before the request waits for its turn.
@@ -86,6 +89,7 @@ class PipelineAdapter(ABC):
         Raises:
             InvalidRequestError: naming the field, the value and the remedy.
         """
+        self.loras.check(request.sampling_params, self.defaults)
         height, width = request.sampling_params.height, request.sampling_params.width
         if (height or width or 0) * (width or height or 0) > self.config.max_pixels:
             raise FieldValueError(

@@ -92,6 +92,7 @@ class FluxAdapter(StepwiseAdapter):
         }
         return self.fused_forward(
             pipeline.transformer,
+            evaluations,
             shared=positions,
             hidden_states=latents,
             timestep=stacked_timesteps(evaluations).to(latents.dtype) / 1000,

@@ -23,6 +23,8 @@ from triton_diffusion.adapters.stock import StockAdapter
 from triton_diffusion.adapters.wan import WanAdapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.lora.files import find_loras
+from triton_diffusion.lora.loading import load_loras
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     pipeline.set_progress_bar_config(disable=True)
     adapter = own_class(pipeline, config) if own_class is not None else adapter_for(pipeline, config)
     check_switches(adapter, config)
+    check_loras(adapter, config)
+    adapter.loras = load_loras(pipeline, find_loras(config.lora_directory, config.loras, config.directory), config)
     return adapter
 
 
@@ -124,6 +128,18 @@ def check_switches(adapter: PipelineAdapter, config: EngineConfig) -> None:
                 f"config.pbtxt: parameter pipeline_calls: {path}: a cache keeps a request's activations for its next "
                 f"step, and requests that are fused would get each other's; {adapter.name} is fused, so leave it out"
             )
+
+
+def check_loras(adapter: PipelineAdapter, config: EngineConfig) -> None:
+    """
+    Raises:
+        ConfigurationError: rows of one pass cannot have different adapters where we do not run the pass.
+    """
+    if config.lora_mixed and not isinstance(adapter, StepwiseAdapter):
+        raise ConfigurationError(
+            f"config.pbtxt: parameter lora_mixed: {type(adapter).__name__} runs the model by itself, so that the rows "
+            "of a wave have the same adapters: set it to false"
+        )
 
 
 def has_offloading(pipeline: Any) -> bool:

@@ -16,17 +16,19 @@ class PromptCache:
     Args:
         encode_prompt: the pipeline's own method.
         size: results that are kept.
+        variant: what the result depends on besides the arguments: the adapters in the text encoders.
     """
 
-    def __init__(self, encode_prompt: Callable[..., Any], size: int) -> None:
+    def __init__(self, encode_prompt: Callable[..., Any], size: int, variant: Callable[[], Hashable] = tuple) -> None:
         self.encode_prompt = encode_prompt
         self._size = size
+        self._variant = variant
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         if not all(_is_plain(value) for value in (*positional, *named.values())):
             return self.encode_prompt(*positional, **named)
-        key = (positional, tuple(sorted(named.items())))
+        key = (self._variant(), positional, tuple(sorted(named.items())))
         if key not in self._results:
             self._results[key] = self.encode_prompt(*positional, **named)
             if len(self._results) > self._size:

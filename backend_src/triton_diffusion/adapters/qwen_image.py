@@ -119,7 +119,7 @@ class QwenImageAdapter(StepwiseAdapter):
         return self._predict(evaluations)
 
     def model_arguments(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-        """The arguments of the transformer, the latents first, each [all rows, ...]."""
+        """The arguments of the transformer, each [all rows, ...]."""
         latents = stacked_latents(evaluations)
         timesteps = stacked_timesteps(evaluations).to(latents.dtype) / 1000
         return {"hidden_states": latents, "timestep": timesteps, **stacked_conditioning(evaluations)}
@@ -168,7 +168,8 @@ class QwenImageAdapter(StepwiseAdapter):
     def _predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         # The model takes the positions of all rows from the first entry of img_shapes.
         shared = {"img_shapes": [self.image_shapes(evaluations[0].state.request)]}
-        return self.fused_forward(self.pipeline.transformer, shared=shared, **self.model_arguments(evaluations))
+        arguments = self.model_arguments(evaluations)
+        return self.fused_forward(self.pipeline.transformer, evaluations, shared=shared, **arguments)
 
     def _predict_in_buckets(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         """The predictions, where the length that a text is padded to depends on nobody else's text."""

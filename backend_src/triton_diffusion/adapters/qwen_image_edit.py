@@ -41,7 +41,7 @@ class QwenImageEditAdapter(QwenImageAdapter):
         width, height = self.image_size(request)
         fields = STRICT_FIELDS if self.config.strict_batch_key else QwenImageAdapter.key_fields
         key = SamplingParamsKey.of(self._sized(request).sampling_params, fields)
-        return SamplingParamsKey((*key.items, ("image_size", f"{width}x{height}")))
+        return key.extended(image_size=f"{width}x{height}")
 
     def check_request(self, request: OmniDiffusionRequest) -> None:
         super().check_request(self._sized(request))

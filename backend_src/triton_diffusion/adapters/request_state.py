@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from triton_diffusion.lora import LoraSelection
 from triton_diffusion.request import OmniDiffusionRequest
 
 Conditioning = dict[str, torch.Tensor]
@@ -36,6 +37,11 @@ class RequestState:
     first_step: int = 0
     step_index: int = 0
     decoded: list[np.ndarray[Any, Any]] = field(default_factory=list)
+
+    @property
+    def lora(self) -> LoraSelection:
+        """The adapters that the request wants."""
+        return LoraSelection.of(self.request.sampling_params)
 
     @property
     def num_rows(self) -> int:

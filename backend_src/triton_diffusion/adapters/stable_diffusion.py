@@ -79,6 +79,7 @@ class UNetAdapter(StepwiseAdapter):
         ]
         return self.fused_forward(
             self.pipeline.unet,
+            evaluations,
             sample=torch.cat(samples),
             timestep=stacked_timesteps(evaluations),
             **self.unet_arguments(stacked_conditioning(evaluations)),

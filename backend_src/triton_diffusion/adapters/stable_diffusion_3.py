@@ -68,6 +68,7 @@ class StableDiffusion3Adapter(StepwiseAdapter):
     def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         return self.fused_forward(
             self.pipeline.transformer,
+            evaluations,
             hidden_states=stacked_latents(evaluations),
             timestep=stacked_timesteps(evaluations),
             **stacked_conditioning(evaluations),

@@ -17,6 +17,7 @@ from triton_diffusion.adapters.rows import cut_rows, padded_rows
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import NonFiniteError
+from triton_diffusion.lora import LoraSelection
 from triton_diffusion.output import DiffusionOutput
 from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import resolved
@@ -32,7 +33,9 @@ class StepwiseAdapter(PipelineAdapter):
         super().__init__(pipeline, config)
         encode_prompt = getattr(pipeline, "encode_prompt", None)
         if encode_prompt is not None and not isinstance(encode_prompt, PromptCache):
-            pipeline.encode_prompt = PromptCache(encode_prompt, size=2 * config.max_num_seqs)
+            pipeline.encode_prompt = PromptCache(
+                encode_prompt, size=2 * config.max_num_seqs, variant=lambda: self.loras.encoding
+            )
 
     guides_in_one_pass: ClassVar[bool] = True
     """The stock call evaluates the negative and the positive prompt in one forward pass, not in two."""
@@ -44,6 +47,11 @@ class StepwiseAdapter(PipelineAdapter):
     def prepare_encode(self, request: OmniDiffusionRequest) -> RequestState:
         """Encode the prompts, draw the noise, set the timesteps: everything that a request needs once."""
 
+    def encode_request(self, request: OmniDiffusionRequest) -> RequestState:
+        """`prepare_encode`, with the request's own adapters in the text encoders."""
+        self.loras.before_encoding(LoraSelection.of(request.sampling_params))
+        return self.prepare_encode(request)
+
     @abstractmethod
     def predict(self, evaluations: Sequence[Evaluation]) -> torch.Tensor:
         """The model's predictions for all evaluations, in one fused forward pass: [all rows, ...]."""
@@ -54,6 +62,7 @@ class StepwiseAdapter(PipelineAdapter):
 
         Changes no state, so that it can be tried again with fewer requests.
         """
+        self.loras.before_step([state.lora for state in states])
         positive = [Evaluation(state, state.conditioning) for state in states]
         negative = [
             Evaluation(state, state.negative_conditioning)
@@ -131,7 +140,7 @@ class StepwiseAdapter(PipelineAdapter):
     @torch.no_grad()
     def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
         """All requests in lockstep; one with fewer steps finishes early."""
-        states = [self.prepare_encode(request) for request in batch]
+        states = [self.encode_request(request) for request in batch]
         self.denoise(states)
         return [self.post_decode(state) for state in states]
 
@@ -143,26 +152,34 @@ class StepwiseAdapter(PipelineAdapter):
                 self.step_scheduler(state, noise_prediction)
 
     def fused_forward(
-        self, module: torch.nn.Module, shared: Mapping[str, Any] = MappingProxyType({}), **arguments: Any
+        self,
+        module: torch.nn.Module,
+        evaluations: Sequence[Evaluation],
+        shared: Mapping[str, Any] = MappingProxyType({}),
+        **arguments: Any,
     ) -> torch.Tensor:
-        """`module(**arguments, **shared)` for all rows, at most max_num_seqs at a time.
+        """`module(**arguments, **shared)` for all rows of the evaluations, at most max_num_seqs at a time.
 
         Twice as many where classifier-free guidance evaluates a row twice in one pass. So the memory of a forward
         pass is bounded by max_num_seqs, however many images one request asks for.
 
         Args:
             shared: arguments without rows.
-            arguments: tensors and lists with an entry for each row (and dicts of these), the latents first; or None.
+            arguments: tensors and lists with an entry for each row (and dicts of these); or None.
         """
         limit = self.config.max_num_seqs * (2 if self.guides_in_one_pass else 1)
-        rows = len(next(iter(arguments.values())))
+        loras = [each.state.lora for each in evaluations for _ in range(each.state.num_rows)]
+        rows = len(loras)
         outputs = []
         for start in range(0, rows, limit):
             part = {name: cut_rows(value, rows, start, start + limit) for name, value in arguments.items()}
+            own_loras = loras[start : start + limit]
             if self.config.batch_invariant:
                 # Matrix products round differently for different numbers of rows, so there is always the same number.
-                count = len(next(iter(part.values())))
+                count = len(own_loras)
                 part = {name: padded_rows(value, count, limit) for name, value in part.items()}
+                own_loras = padded_rows(own_loras, count, limit)
+            self.loras.before_pass(own_loras)
             outputs.append(module(**part, **shared, return_dict=False)[0][: rows - start])
         return torch.cat(outputs)
 

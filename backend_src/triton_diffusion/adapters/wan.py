@@ -130,6 +130,7 @@ class WanAdapter(StepwiseAdapter):
             timesteps = timesteps.float()[:, None].expand(-1, tokens)
         return self.fused_forward(
             transformer,
+            evaluations,
             hidden_states=latents.to(self.transformer.dtype),
             timestep=timesteps,
             **stacked_conditioning(evaluations),

@@ -1,0 +1,91 @@
+"""LoRA adapters: whatever shares the wave, a request gets what stock diffusers makes of it with its own adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.engine.staggered import TOGETHER, difference, run_staggered
+from tests.families import FAMILIES, Family
+from tests.tiny_loras import load_into_stock, set_stock_adapters, write_loras
+from triton_diffusion.lora.files import find_loras
+from triton_diffusion.lora.loading import load_loras
+from triton_diffusion.request import OmniDiffusionRequest
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+LORAS = ("ink", None, "night:0.5", "wide", "ink:2", "ink:0.8,night:-0.3", None, "wide:0.7")
+"""What the rows of a mixed wave want."""
+
+
+class Served(NamedTuple):
+    """A family's tiny pipeline, the same with its adapters loaded by stock diffusers, and where the adapters are."""
+
+    family: Family
+    build: Any
+    stock: Any
+    directory: Path
+
+    def adapter(self, pipeline: Any, **config: Any) -> Any:
+        """An engine's adapter for a new pipeline with the LoRA adapters of the directory."""
+        adapter = self.family.adapter(pipeline, lora_directory=str(self.directory), **config)
+        files = find_loras(adapter.config.lora_directory, {}, Path())
+        adapter.loras = load_loras(pipeline, files, adapter.config)
+        return adapter
+
+    def requests(self, adapter: Any, loras: tuple[str | None, ...] = LORAS) -> list[OmniDiffusionRequest]:
+        requests = self.family.requests(adapter, len(loras))
+        return [with_lora(request, lora) for request, lora in zip(requests, loras, strict=True)]
+
+    def stock_call(self, request: OmniDiffusionRequest) -> torch.Tensor:
+        set_stock_adapters(self.stock, request)
+        latents: torch.Tensor = self.family.stock_call(self.stock, request, "latent")
+        return latents
+
+
+def with_lora(request: OmniDiffusionRequest, lora: str | None, **sampling: Any) -> OmniDiffusionRequest:
+    return dataclasses.replace(
+        request, sampling_params=dataclasses.replace(request.sampling_params, lora=lora, **sampling)
+    )
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def served(family: Family, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    def build() -> Any:
+        return family.build(dtype=request.param)
+
+    directory = tmp_path_factory.mktemp("loras")
+    stock = build()
+    names = write_loras(build, directory, text_encoder="text_encoder" in stock._lora_loadable_modules)
+    load_into_stock(stock, directory, names)
+    return Served(family, build, stock, directory)
+
+
+@pytest.mark.parametrize("step_execution", [False, True], ids=["request", "staggered"])
+def test_each_row_of_a_mixed_wave_equals_its_own_run_through_stock_diffusers(
+    served: Served, step_execution: bool
+) -> None:
+    pipeline = served.build()
+    adapter = served.adapter(pipeline, lora_mixed=True, step_execution=step_execution)
+    requests = served.requests(adapter)
+    assert len({adapter.key(request) for request in requests}) == 1
+    replies = run_staggered(adapter, requests, *([] if step_execution else [TOGETHER]))
+    for request in requests:
+        receipt = replies[request.request_id].receipt
+        assert receipt is not None, replies[request.request_id].wait()
+        stock = served.stock_call(request)
+        apart = difference(adapter.latents[request.request_id], stock)
+        assert apart <= TOLERANCE[pipeline.dtype], request.sampling_params.lora
+        if request.sampling_params.lora and pipeline.dtype == torch.float32:
+            base = served.stock_call(with_lora(request, None))
+            assert difference(base, stock) >= 100 * TOLERANCE[pipeline.dtype], "the adapter has an effect"
+    assert max(reply.receipt.wave_size for reply in replies.values() if reply.receipt) >= 3
