@@ -91,7 +91,7 @@ def serve(
     """Serve models on Triton until Ctrl-C or SIGTERM."""
     existing = existing_repository(model, wanted_else=bool(named_models or config))
     if existing is not None:
-        refuse_options(existing, given, config=config, repository=repository)
+        refuse_options(existing, given, model=named_models, config=config, repository=repository)
         if dry_run:
             show_files({path: path.read_text() for path in sorted(existing.glob("*/config.pbtxt"))})
         else:

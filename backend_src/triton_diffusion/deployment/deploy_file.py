@@ -13,6 +13,15 @@ from triton_diffusion.deployment.served_model import with_absolute_paths
 from triton_diffusion.deployment.stage import options_of_stage
 from triton_diffusion.errors import ConfigurationError, did_you_mean
 
+NOT_HERE = {
+    **dict.fromkeys(
+        ("host", "http_port", "grpc_port", "metrics_port", "exit_timeout", "repository"),
+        "is an option of the server; give it on the command line",
+    ),
+    "stages": "write stage_args: a list of stages, each with stage_type and engine_args",
+}
+"""Keys that somebody may look for, and where what they mean is said."""
+
 
 def read_deploy_file(path: Path, warn: Warn) -> list[dict[str, str]]:
     """The checked options of each model; paths are relative to the file.
@@ -25,6 +34,9 @@ def read_deploy_file(path: Path, warn: Warn) -> list[dict[str, str]]:
     """
     content = _load(path)
     form = next((name for name in ("stage_args", "models") if name in content), "")
+    for name in content:
+        if name in NOT_HERE:
+            raise ConfigurationError(f"{path}: {name}: {NOT_HERE[name]}")
     if form == "stage_args":
         entries = _stages(path, content, warn)
     elif form == "models":
@@ -103,6 +115,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                break  # which the loader itself refuses
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is there twice", key_node.start_mark

@@ -51,7 +51,8 @@ def refuse_options(existing: Path, given: Iterable[str], **others: object) -> No
             f"are; set {field} in its config.pbtxt"
         )
     for name, value in others.items():
-        if value is not None:
+        if value:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
             raise ConfigurationError(
-                f"--{name} {value}: {existing} is a Triton model repository, which is served as it is; leave one out"
+                f"--{name} {shown}: {existing} is a Triton model repository, which is served as it is; leave one out"
             )

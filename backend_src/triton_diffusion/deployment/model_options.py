@@ -15,6 +15,11 @@ from triton_diffusion.errors import ConfigurationError, did_you_mean
 Warn = Callable[[str], None]
 """Told, in a sentence, what is not wrong and yet should be changed."""
 
+
+def nobody(text: str) -> None:
+    """Is told, and tells nobody."""
+
+
 Given = Mapping[str, str]
 """Options that somebody gave, by name, each as the text that config.pbtxt would hold."""
 
@@ -172,5 +177,5 @@ def _without_deprecated_name(texts: dict[str, str], label: Callable[[str], str],
             f"{label(new)}={texts[new]} and {label(old)}={value} differ, and mean the same; {label(old)} is "
             "deprecated: remove it"
         )
-    warn(f"{label(old)} is deprecated; write {label(new)}={value}")
+    warn(f"{label(old)} is deprecated; its name is {label(new).rpartition(' ')[2]} now")
     return {**texts, new: value}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from triton_diffusion.deployment.deploy_file import read_deploy_file
-from triton_diffusion.deployment.model_options import MODEL_OPTIONS, Warn, checked
+from triton_diffusion.deployment.model_options import MODEL_OPTIONS, Warn, checked, nobody
 from triton_diffusion.deployment.model_source import default_name
 from triton_diffusion.deployment.served_model import ServedModel, with_absolute_paths
 from triton_diffusion.errors import ConfigurationError
@@ -39,10 +39,12 @@ def plan_models(
                 f"MODEL {model}: {deploy_file} holds {len(entries)} models; give --model NAME={model} to say which"
             )
         entries = [{**(entries[0] if entries else {}), **_located({"model": model})}]
-    for entry in map(_named, named_models):
-        same = [number for number, other in enumerate(entries) if _name_of(other) == entry["name"]]
-        if same:
-            entries[same[0]] = {**entries[same[0]], **entry}
+    names = [_name_of(entry) for entry in entries]
+    for text in named_models:
+        entry = _named(text)
+        if entry["name"] in names:
+            place = names.index(entry["name"])
+            entries[place] = {**entries[place], **entry}
         else:
             entries.append(entry)
     if not entries:
@@ -56,7 +58,7 @@ def plan_models(
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"two models are called {name}; give each a name: --model NAME=MODEL")
+            raise ConfigurationError(f"two models are called {name}; give each a name of its own: --model NAME=MODEL")
     return models
 
 
@@ -74,7 +76,7 @@ def _named(text: str) -> dict[str, str]:
     if not sign or Path(text).is_dir():
         entry = _located({"model": text})
         return {"name": default_name(entry["model"]), **entry}
-    return _located(checked({"name": name, "model": model}, lambda option: f"--model {text}: {option}", print))
+    return _located(checked({"name": name, "model": model}, lambda option: f"--model {text}: {option}", nobody))
 
 
 def _name_of(entry: Mapping[str, str]) -> str:
