@@ -12,6 +12,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 
 from triton_diffusion.lora import LoraSelection
+from triton_diffusion.lora.files import DEFAULT_FILE
 from triton_diffusion.request import OmniDiffusionRequest
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -27,7 +28,8 @@ def write_lora(
     targets: Sequence[str] = ATTENTION,
     text_encoder: bool = False,
     transformer_2: bool = False,
-    alpha: float | None = None,
+    file: str = DEFAULT_FILE,
+    alpha: int | None = None,
     **config: Any,
 ) -> Path:
     """Write an adapter for a pipeline into a folder; the pipeline gets the adapter's layers, so build it for this.
@@ -38,18 +40,19 @@ def write_lora(
         text_encoder: it changes the first text encoder too.
         transformer_2: it is for Wan 2.2's second transformer.
     """
-    name = "transformer_2" if transformer_2 else "transformer"
-    transformer = getattr(pipeline, name, None) or pipeline.unet
-    layers = {"unet" if hasattr(pipeline, "unet") else name: _added(transformer, targets, rank, seed, alpha, config)}
+    part = "unet" if hasattr(pipeline, "unet") else "transformer"
+    transformer = pipeline.transformer_2 if transformer_2 else getattr(pipeline, part)
+    layers = {part: _added(transformer, targets, rank, seed, alpha, config)}
     if text_encoder:
         encoder_targets = ("q_proj", "k_proj", "v_proj", "out_proj")
         layers["text_encoder"] = _added(pipeline.text_encoder, encoder_targets, rank, seed + 1, alpha, config)
-    pipeline.save_lora_weights(folder, **{f"{name}_lora_layers": state for name, state in layers.items()})
+    states = {f"{name}_lora_layers": state for name, state in layers.items()}
+    pipeline.save_lora_weights(folder, weight_name=file, **states)
     return folder
 
 
 def _added(
-    module: Any, targets: Sequence[str], rank: int, seed: int, alpha: float | None, config: dict[str, Any]
+    module: Any, targets: Sequence[str], rank: int, seed: int, alpha: int | None, config: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
     linear = [name for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
     wanted = linear if targets == "all" else [name for name in linear if name.endswith(tuple(targets))]
@@ -57,8 +60,9 @@ def _added(
     generator = torch.Generator().manual_seed(seed)
     for layer in module.modules():
         if isinstance(layer, LoraLayer):
-            for factor in (layer.lora_A["made"].weight, layer.lora_B["made"].weight):
-                factor.data.copy_(0.1 * torch.randn(factor.shape, generator=generator))
+            for factor in (layer.lora_A, layer.lora_B):
+                weight: Any = factor["made"].weight
+                weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
     state: dict[str, torch.Tensor] = get_peft_model_state_dict(module, adapter_name="made")
     return state
 

@@ -22,7 +22,7 @@ from triton_diffusion.adapters.stepwise import StepwiseAdapter
 from triton_diffusion.adapters.stock import StockAdapter
 from triton_diffusion.adapters.wan import WanAdapter
 from triton_diffusion.config import EngineConfig
-from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.errors import ConfigurationError, FieldValueError
 from triton_diffusion.lora.files import find_loras
 from triton_diffusion.lora.loading import load_loras
 
@@ -64,8 +64,12 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     pipeline.set_progress_bar_config(disable=True)
     adapter = own_class(pipeline, config) if own_class is not None else adapter_for(pipeline, config)
     check_switches(adapter, config)
-    check_loras(adapter, config)
+    check_lora_mixed(adapter, config)
     adapter.loras = load_loras(pipeline, find_loras(config.lora_directory, config.loras, config.directory), config)
+    try:
+        adapter.loras.check(adapter.defaults, adapter.defaults)
+    except FieldValueError as error:
+        raise ConfigurationError(f"default_sampling_params: {error}") from None
     return adapter
 
 
@@ -130,7 +134,7 @@ def check_switches(adapter: PipelineAdapter, config: EngineConfig) -> None:
             )
 
 
-def check_loras(adapter: PipelineAdapter, config: EngineConfig) -> None:
+def check_lora_mixed(adapter: PipelineAdapter, config: EngineConfig) -> None:
     """
     Raises:
         ConfigurationError: rows of one pass cannot have different adapters where we do not run the pass.

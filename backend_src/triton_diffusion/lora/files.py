@@ -95,15 +95,13 @@ def _at_path(name: str, path: Path) -> LoraFiles:
             _refuse_pickle(name, file)
         raise ConfigurationError(f"lora {name!r}: there is no .safetensors file in {path}")
     if set(files) == set(TWO_TRANSFORMERS):
-        weights = TWO_TRANSFORMERS
-    elif DEFAULT_FILE in files or len(files) == 1:
-        weights = (DEFAULT_FILE if DEFAULT_FILE in files else files[0],)
-    else:
+        return LoraFiles(name, str(path.resolve()), TWO_TRANSFORMERS)
+    if DEFAULT_FILE not in files and len(files) > 1:
         raise ConfigurationError(
             f"lora {name!r}: {path} holds {', '.join(files)}: keep one of them, name it {DEFAULT_FILE}, or give each "
             "a name of its own in the parameter loras"
         )
-    return LoraFiles(name, str(path.resolve()), weights)
+    return LoraFiles(name, str(path.resolve()), (DEFAULT_FILE if DEFAULT_FILE in files else files[0],))
 
 
 def _refuse_pickle(name: str, path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -98,18 +100,8 @@ def _num_bytes(pipeline: Any, adapter: str) -> int:
 def _load(pipeline: Any, entry: LoraFiles, adapter: str) -> None:
     before = _base_shapes(pipeline)
     try:
-        # Never without: diffusers reads pickles too where safetensors are not insisted on.
-        pipeline.load_lora_weights(
-            entry.source, weight_name=next(iter(entry.weights), None), adapter_name=adapter, use_safetensors=True
-        )
-        for weights in entry.weights[1:]:
-            pipeline.load_lora_weights(
-                entry.source,
-                weight_name=weights,
-                adapter_name=adapter,
-                use_safetensors=True,
-                load_into_transformer_2=True,
-            )
+        with _without_chatter():
+            _load_weights(pipeline, entry, adapter)
     except Exception as error:  # whatever a file of somebody else's makes of it
         reason = _first_line(error)
         raise ConfigurationError(f"lora {entry} does not fit {type(pipeline).__name__}: {reason}") from error
@@ -124,6 +116,34 @@ def _load(pipeline: Any, entry: LoraFiles, adapter: str) -> None:
         raise ConfigurationError(
             f"lora {entry} replaces weights of the model itself, also for requests that do not ask for it"
         )
+
+
+def _load_weights(pipeline: Any, entry: LoraFiles, adapter: str) -> None:
+    # Never without use_safetensors: diffusers reads pickles too, where it is not insisted on.
+    arguments = {"adapter_name": adapter, "use_safetensors": True}
+    first, *second = entry.weights or (None,)
+    pipeline.load_lora_weights(entry.source, weight_name=first, **arguments)
+    for weights in second:
+        pipeline.load_lora_weights(entry.source, weight_name=weights, load_into_transformer_2=True, **arguments)
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Without what diffusers and peft say of every adapter that changes some components and not all."""
+
+    def is_worth_saying(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("No LoRA keys associated")
+
+    loggers = [logging.getLogger(f"diffusers.loaders.{name}") for name in ("lora_base", "peft")]
+    for each in loggers:
+        each.addFilter(is_worth_saying)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_worth_saying)
 
 
 def _base_shapes(pipeline: Any) -> list[torch.Size]:

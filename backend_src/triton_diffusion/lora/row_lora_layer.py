@@ -29,7 +29,8 @@ class Factors(NamedTuple):
         Rounds where peft's own layer rounds, so that bfloat16 results are the same.
         """
         added = torch.matmul(torch.matmul(inputs.to(self.down.dtype), self.down.mT), self.up)
-        return outputs + (added * self.scale).to(added.dtype)
+        changed: torch.Tensor = outputs + (added * self.scale).to(added.dtype)
+        return changed.to(outputs.dtype)
 
 
 RowFactors = list[Factors] | list[list[Factors]]
@@ -74,7 +75,7 @@ class RowLoraLayer:
             for slot in factors:
                 outputs = slot.added_to(outputs, inputs)
         else:
-            own = list(outputs.split(1))
+            own = list(torch.split(outputs, 1))
             for row, slots in enumerate(factors):
                 for slot in slots:
                     own[row] = slot.added_to(own[row], inputs[row : row + 1])
