@@ -22,18 +22,24 @@ from triton_diffusion_client.errors import (
 
 Request = dict[str, Any]
 
-# In front of all who wait: a check that waits its turn in a long queue would end a server for being popular.
-SMALLEST: Request = {"num_inference_steps": 1, "height": 64, "width": 64, "num_images_per_prompt": 1, "priority": -100}
+SMALLEST: Request = {"num_inference_steps": 1, "height": 64, "width": 64, "num_images_per_prompt": 1}
 """The request that is tried first."""
 
-REMEDIES: dict[str, Request] = {
-    "height": {"height": None, "width": None},
-    "width": {"height": None, "width": None},
-    "image": {"image": True},
-    "strength": {"strength": 1.0},
-    "num_inference_steps": {"num_inference_steps": None},
-}
+FIRST = -100
+"""Its priority: a check that waits its turn in a long queue would end a server for being popular."""
+
+REMEDIES: tuple[tuple[str, Request], ...] = (
+    ("num_inference_steps", {"num_inference_steps": 2}),
+    ("height", {"height": None, "width": None}),
+    ("width", {"height": None, "width": None}),
+    ("image", {"image": True}),
+    ("strength", {"strength": 1.0}),
+    ("num_inference_steps", {"num_inference_steps": None}),
+)
 """What to change when the server finds fault with a field; None leaves it to the model's default."""
+
+UNNAMED = 4
+"""So many of them are tried, too, where a pipeline fails without a word about any field."""
 
 BUSY = re.compile(r"max_queue_size|the request's timeout of")
 """What only a living engine says: that its queue is full, or, between two steps, that a waiting request is late."""
@@ -79,7 +85,7 @@ async def check(url: str, model: str | None = None, timeout: float = 30.0) -> li
         DiffusionClientError: the server does not answer, or has no such model ready; one line says which.
     """
     scheme, _, address = url.rpartition("://")
-    module, connection = connect(scheme or "grpc", address, connections=256)
+    module, connection = connect(scheme or "grpc", address, connections=16)
     try:
         async with asyncio.timeout(timeout):
             names = await _ready_models(connection, model)
@@ -123,50 +129,54 @@ def _as_dicts(messages: Any) -> list[dict[str, str]]:
 
 async def _check_model(module: Any, connection: Any, model: str, timeout: float) -> ModelHealth:
     began = time.monotonic()
-    request: Request | None = SMALLEST
+    request = SMALLEST
+    untried = list(REMEDIES)
     problem: DiffusionClientError | None = None
     try:
         async with asyncio.timeout(timeout):
-            while request is not None:
+            while True:
                 # The engine has half of the time; in the rest, it can say that it had no time for this.
                 own_timeout = max(timeout / 2 - (time.monotonic() - began), 0.1)
                 try:
                     await _infer(module, connection, model, request, own_timeout)
+                    return ModelHealth(model, True, f"answered in {time.monotonic() - began:.2f} s")
                 except Exception as error:
                     refused = as_client_error(error)
-                    if BUSY.search(str(refused)):
-                        return ModelHealth(model, True, f"busy ({_one_line(refused)})")
-                    if not isinstance(refused, (InvalidRequestError, ServerError)):
-                        return ModelHealth(model, False, _one_line(refused))
-                    if problem is None or isinstance(refused, ServerError):
-                        problem = refused
-                    request = _with_remedy(request, str(refused))
-                else:
-                    return ModelHealth(model, True, f"answered in {time.monotonic() - began:.2f} s")
+                if BUSY.search(str(refused)):
+                    return ModelHealth(model, True, f"busy ({_one_line(refused)})")
+                if not isinstance(refused, (InvalidRequestError, ServerError)):
+                    return ModelHealth(model, False, _one_line(refused))
+                if problem is None or isinstance(refused, ServerError):
+                    problem = refused
+                remedy = _remedy(untried, str(refused))
+                if remedy is None:
+                    return ModelHealth(model, False, _one_line(problem))
+                untried.remove(remedy)
+                request = {**request, **remedy[1]}
     except TimeoutError:
         return ModelHealth(model, False, f"no answer within {timeout:g} s, not even that it is busy")
-    return ModelHealth(model, False, _one_line(problem))
 
 
-def _with_remedy(request: Request, message: str) -> Request | None:
-    """The request without what the message finds fault with; None if there is nothing left to change."""
-    named = [word for word in re.findall(r"\w+", message) if word in REMEDIES]
-    for field in [*named, "height", "image"]:
-        changed = {**request, **REMEDIES[field]}
-        if changed != request:
-            return changed
-    return None
+def _remedy(untried: list[tuple[str, Request]], message: str) -> tuple[str, Request] | None:
+    """What helps against the message: the field that it names first; None if there is nothing left to change."""
+    words = re.findall(r"\w+", message)
+    named = [remedy for remedy in untried if remedy[0] in words]
+    if named:
+        return min(named, key=lambda remedy: words.index(remedy[0]))
+    return next((remedy for remedy in untried if remedy in REMEDIES[:UNNAMED]), None)
 
 
 async def _infer(module: Any, connection: Any, model: str, request: Request, timeout: float) -> None:
     """Send one request, and wait for its picture."""
-    prompt = module.InferInput("prompt", [1, 1], "BYTES")
-    prompt.set_data_from_numpy(np.array([[b"health check"]], np.object_))
-    inputs = [prompt]
+    tensors = [
+        ("prompt", "BYTES", np.array([[b"health check"]], np.object_)),
+        ("priority", "INT32", np.array([[FIRST]], np.int32)),  # a parameter of this name is Triton's own
+    ]
     if request.get("image"):
-        image = module.InferInput("image", [1, 64, 64, 3], "UINT8")
-        image.set_data_from_numpy(np.full((1, 64, 64, 3), 127, np.uint8))
-        inputs.append(image)
+        tensors.append(("image", "UINT8", np.full((1, 64, 64, 3), 127, np.uint8)))
+    inputs = [module.InferInput(name, tensor.shape, datatype) for name, datatype, tensor in tensors]
+    for infer_input, (_, _, tensor) in zip(inputs, tensors, strict=True):
+        infer_input.set_data_from_numpy(tensor)
     await connection.infer(
         model,
         inputs,
