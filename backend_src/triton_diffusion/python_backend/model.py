@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from triton_diffusion.python_backend.triton_outputs import OUTPUTS, check_output
 from triton_diffusion.python_backend.triton_reply import TritonReply
 from triton_diffusion.reply import Reply
 from triton_diffusion.request import BATCH_KEY, FIELDS, OmniDiffusionRequest, parse_request, unique_request_id
+from triton_diffusion.tracing import TRACE_CONTEXT, request_tracing
 
 if TYPE_CHECKING:
     from triton_diffusion.engine import DiffusionEngine
@@ -55,13 +57,14 @@ class TritonPythonModel:
         from triton_diffusion.serving import start_engine
 
         forward_logs(pb_utils.Logger)
+        model, instance = args["model_name"], args["model_instance_name"]
         try:
             self.engine: DiffusionEngine = start_engine(
                 json.loads(args["model_config"]),
                 Path(args["model_repository"]) / args["model_version"],
                 instance_kind=args["model_instance_kind"],
                 device_id=int(args["model_instance_device_id"] or 0),
-                observers=[EngineMetrics(args["model_name"], args["model_instance_name"])],
+                observers=[EngineMetrics(model, instance), *request_tracing(model, instance, os.environ)],
             )
         except ConfigurationError as error:
             # Triton reports the traceback too; that of a wrong configuration helps nobody.
@@ -98,6 +101,9 @@ class TritonPythonModel:
     def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:
         parameters = json.loads(request.parameters() or "{}")
         parameters = {name: value for name, value in parameters.items() if not name.startswith("triton_")}
+        # Where Triton does not trace, but forwards the headers (which HTTP/1 writes with a capital) as parameters.
+        for name in [name for name in parameters if name.lower() in TRACE_CONTEXT]:
+            reply.trace_context.setdefault(name.lower(), str(parameters.pop(name)))
         # How /generate passes what other requests have fields for.
         generate_id = parameters.pop("id", "")
         timeout = request.timeout() or _microseconds(parameters.pop("timeout", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -19,6 +20,7 @@ class TritonReply(Reply):
     def __init__(self, request: Any) -> None:
         super().__init__()
         self._sender = request.get_response_sender()
+        self.trace_context = json.loads(request.trace().get_context() or "{}")
         self.selected = select_outputs(set(request.requested_output_names()))
 
     def is_cancelled(self) -> bool:
