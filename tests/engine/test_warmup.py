@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-import re
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +50,8 @@ def test_every_family_warms_up_and_gives_the_same_bits_afterwards(family: Family
     (output,) = adapter.forward(DiffusionRequestBatch([request]))
     fresh = adapter_for(family.build(), adapter.config)
     (expected,) = fresh.forward(DiffusionRequestBatch([dataclasses.replace(request)]))
+    assert output.output is not None
+    assert expected.output is not None
     assert np.array_equal(output.output, expected.output)
 
 
@@ -116,37 +114,36 @@ def test_it_runs_on_the_thread_that_runs_the_requests_and_its_error_ends_it() ->
     failing.shutdown()
 
 
-DOES_NOT_FIT = """\
-import sys
-from tests.hungry import Hungry
-from tests.tiny_pipelines import stable_diffusion_3
-from triton_diffusion.config import EngineConfig
-from triton_diffusion.errors import ConfigurationError
-from triton_diffusion.sampling_params import SamplingParams
-from triton_diffusion.warmup import warm_up
+@pytest.mark.parametrize("room", [1, 2, 5, 7])
+def test_the_largest_wave_that_fits_every_shape_is_found(room: int) -> None:
+    # Really without memory: tests/server/test_serve.py.
+    adapter = CountingAdapter()
+    denoise_step = adapter.denoise_step
 
-params = SamplingParams(height=16, width=16, max_sequence_length=16)
-adapter = Hungry(stable_diffusion_3(), EngineConfig(model="tiny", max_num_seqs=8, default_sampling_params=params))
-try:
-    warm_up(adapter, adapter.config)
-except ConfigurationError as error:
-    print(error)
-"""
+    def with_little_memory(states: Any) -> Any:
+        height = states[0].request.sampling_params.height
+        if len(states) > (7 if height == 8 else room):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+        return denoise_step(states)
+
+    adapter.denoise_step = with_little_memory  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError) as failed:
+        warm_up(adapter, config(warmup_shapes=(SamplingParams(height=16),)))
+    message = str(failed.value)
+    assert message.startswith("warm-up: a wave of 8 requests at height=8 does not fit in memory (cpu: ")
+    assert "CUDA out of memory. Tried to allocate 3.00 GiB" in message
+    assert f"The largest that fits is {room}: set max_num_seqs (max_batch_size) from 8 to {room}" in message
 
 
-def test_a_wave_that_really_does_not_fit_names_the_largest_that_does() -> None:
-    command = [sys.executable, "-c", DOES_NOT_FIT]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert "warm-up: a wave of 8 requests at height=16 width=16 does not fit in memory (cpu: " in ended.stdout, ended
-    assert "address space limited to" in ended.stdout
-    assert "DefaultCPUAllocator: can't allocate memory" in ended.stdout
-    # There is room for five and a half; torch's threads may take some of it.
-    found = re.search(
-        r"The largest that fits is (\d): set max_num_seqs \(max_batch_size\) from 8 to (\d)", ended.stdout
-    )
-    assert found is not None
-    assert found[1] == found[2]
-    assert 2 <= int(found[1]) <= 5
+def test_where_not_even_one_request_fits_other_remedies_are_named() -> None:
+    adapter = CountingAdapter()
+
+    def fail() -> None:
+        raise MemoryError
+
+    adapter.before_step = fail
+    with pytest.raises(ConfigurationError, match="Not even one request fits: choose a smaller size .*dtype bfloat16"):
+        warm_up(adapter, config(max_num_seqs=1))
 
 
 def test_lack_of_memory_is_known_by_its_cause() -> None:

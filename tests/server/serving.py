@@ -58,6 +58,12 @@ class Serving:
     def log(self) -> str:
         return "\n".join(self.lines)
 
+    def wait_for_end(self, timeout: float = 180) -> str:
+        """The last line of a command that ends by itself."""
+        self.process.wait(timeout)
+        self._reader.join(timeout)
+        return self.lines[-1]
+
     def wait_for_line(self, pattern: str, timeout: float = 180) -> re.Match[str]:
         """The first line that matches; the whole log if the command ends without one."""
         deadline = time.monotonic() + timeout
