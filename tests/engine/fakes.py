@@ -19,6 +19,9 @@ from triton_diffusion.reply import Reply
 from triton_diffusion.request import OmniDiffusionRequest, unique_request_id
 from triton_diffusion.sampling_params import SamplingParams
 
+PATIENCE = 60.0
+"""Seconds that a test waits for what must come; a loaded machine may be slow, so this only bounds a hang."""
+
 
 class CountingPipeline:
     """Takes the arguments that the adapter looks for; it is never called."""
@@ -101,7 +104,7 @@ class RecordedReply(Reply):
         self.answers.append(error)
         self._done.set()
 
-    def wait(self, timeout: float = 10) -> Any:
+    def wait(self, timeout: float = PATIENCE) -> Any:
         """The one answer."""
         assert self._done.wait(timeout), "the request was never answered"
         assert len(self.answers) == 1

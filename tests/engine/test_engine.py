@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fakes import CountingAdapter, RecordedReply, fake_request
+from tests.engine.fakes import PATIENCE, CountingAdapter, RecordedReply, fake_request
 from triton_diffusion.embedded.server import STOP_FILE
-from triton_diffusion.engine import SWEEP_SECONDS, DiffusionEngine
+from triton_diffusion.engine import DiffusionEngine
 from triton_diffusion.errors import (
     DeadlineExceededError,
     EngineStoppedError,
@@ -65,10 +65,10 @@ class Gate:
     def _pass(self) -> None:
         if not self._is_off:
             self._arrived.release()
-            self._open.acquire()
+            self._open.acquire(timeout=2 * PATIENCE)
 
     def wait_for_step(self) -> None:
-        assert self._arrived.acquire(timeout=10)
+        assert self._arrived.acquire(timeout=PATIENCE)
 
     def let_one_step_pass(self) -> None:
         self._open.release()
@@ -101,11 +101,15 @@ def test_what_arrives_in_alternation_is_merged(start: Start) -> None:
     assert adapter.waves == [["first"], ["0", "2", "4"], ["1", "3", "5"]]
 
 
-def engine_is_idle(engine: DiffusionEngine) -> None:
-    deadline = time.monotonic() + 10
-    while engine.scheduler.num_waiting or engine.scheduler.num_running:
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def engine_is_idle(engine: DiffusionEngine) -> None:
+    wait_until(lambda: not engine.progress())
 
 
 def test_a_short_request_is_answered_before_the_wave_ends(start: Start) -> None:
@@ -174,8 +178,9 @@ def test_a_full_backlog_refuses_at_once(start: Start) -> None:
     add(engine, "running")
     gate.wait_for_step()
     *accepted, refused = add(engine, "1", "2", "3")
-    assert isinstance(refused.wait(timeout=1), QueueFullError)
+    assert refused.is_answered
     gate.remove()
+    assert isinstance(refused.wait(), QueueFullError)
     assert all(isinstance(reply.wait(), DiffusionOutput) for reply in accepted)
 
 
@@ -187,8 +192,14 @@ def test_clients_that_are_gone_do_not_keep_others_out(start: Start) -> None:
     gate.wait_for_step()
     (gone,) = add(engine, "gone")
     gone.cancelled = True
-    time.sleep(2 * SWEEP_SECONDS)
-    (accepted,) = add(engine, "accepted")
+    attempts: list[RecordedReply] = []
+
+    def one_is_accepted() -> bool:
+        attempts.extend(add(engine, "accepted"))
+        return not attempts[-1].is_answered
+
+    wait_until(one_is_accepted)  # the waiting ones are not asked at every attempt whether they are gone
+    accepted = attempts[-1]
     gate.remove()
     assert isinstance(gone.wait(), RequestCancelledError)
     assert isinstance(accepted.wait(), DiffusionOutput)
@@ -244,13 +255,17 @@ def test_a_file_that_says_so_ends_the_wait_for_running_requests(
 ) -> None:
     monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
     adapter = CountingAdapter()
-    adapter.before_step = lambda: time.sleep(0.01)
+    gate = Gate(adapter)
     engine = start(adapter)
     engine.must_stop = must_stop
     (running,) = add(engine, "running", num_inference_steps=1000)
-    time.sleep(0.1)
+    for _ in range(3):
+        gate.wait_for_step()
+        gate.let_one_step_pass()
+    gate.wait_for_step()
     assert not running.is_answered
     (tmp_path / "stop").touch()
+    gate.remove()
     assert isinstance(running.wait(), EngineStoppedError)
 
 
@@ -267,7 +282,8 @@ def test_each_request_is_answered_as_soon_as_it_is_decoded(start: Start, monkeyp
 
     monkeypatch.setattr(adapter, "decode", slow_decode)
     engine = start(adapter)
-    replies = add(engine, "a", "b", "c")
+    replies = [RecordedReply() for _ in "abc"]
+    engine.add_requests([(fake_request(prompt), reply) for prompt, reply in zip("abc", replies, strict=True)])
     for reply in replies:
         reply.wait()
     assert decoded == ["a", "b", "c"]
@@ -285,9 +301,13 @@ def test_pictures_do_not_pile_up_when_they_are_sent_slowly(start: Start) -> None
 
     replies = [SlowReply() for _ in range(6)]
     engine.add_requests([(fake_request("good", num_inference_steps=1), reply) for reply in replies])
-    time.sleep(0.3)
-    assert len(adapter.waves) == 3, "two results wait to be sent, and one more is made"
-    sending.set()
+    try:
+        wait_until(lambda: len(adapter.waves) >= 3)
+        time.sleep(0.3)  # in which a fourth could be made
+        made = len(adapter.waves)
+    finally:
+        sending.set()
+    assert made == 3, "two results wait to be sent, and one more is made"
     for reply in replies:
         reply.wait()
 
@@ -301,16 +321,22 @@ def test_shutdown_answers_what_is_left(start: Start) -> None:
     gate.wait_for_step()
     stopping = threading.Thread(target=engine.shutdown)
     stopping.start()
+    late: list[RecordedReply] = []
+
+    def none_is_let_in_any_more() -> bool:
+        late.extend(add(engine, "late"))
+        return any(isinstance(answer, EngineStoppedError) for answer in late[-1].answers)
+
+    wait_until(none_is_let_in_any_more)
     gate.remove()
-    stopping.join(timeout=10)
-    assert isinstance(running.wait(), EngineStoppedError)
-    assert isinstance(waiting.wait(), EngineStoppedError)
-    (late,) = add(engine, "late")
-    assert isinstance(late.wait(), EngineStoppedError)
+    stopping.join(timeout=PATIENCE)
+    for reply in (running, waiting, late[-1]):
+        assert isinstance(reply.wait(), EngineStoppedError)
 
 
 def test_many_threads_many_keys_one_answer_each(start: Start) -> None:
     adapter = CountingAdapter()
+    gate = Gate(adapter)
     engine = start(adapter, max_num_seqs=4, max_queue_size=1000)
     replies: list[RecordedReply] = []
     prompts = ["good", "good", "bad encode", "good", "bad decode", "bad step"]
@@ -322,6 +348,9 @@ def test_many_threads_many_keys_one_answer_each(start: Start) -> None:
     threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
+    gate.wait_for_step()
+    wait_until(lambda: len(engine.progress()) >= 50)  # some wait together, others come while the waves run
+    gate.remove()
     for thread in threads:
         thread.join()
     answers = [reply.wait() for reply in replies]

@@ -84,7 +84,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(events, st.integers(1, 5), st.integers(1, 12))
 def test_no_request_is_lost_none_runs_twice_and_none_starves(
     happenings: list[tuple[str, int]], max_num_seqs: int, max_queue_size: int

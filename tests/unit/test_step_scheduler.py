@@ -97,7 +97,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(arrivals, st.integers(1, 6), st.booleans())
 def test_everyone_gets_exactly_its_steps_and_nobody_starves(
     burst: list[tuple[int, int, int, int]], max_num_seqs: int, use_priorities: bool
@@ -135,7 +135,7 @@ def test_everyone_gets_exactly_its_steps_and_nobody_starves(
     assert requests.num_running == requests.num_waiting == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3))
 def test_a_request_starts_though_another_key_never_stops_coming(max_num_seqs: int, steps: int, own_key: int) -> None:
     requests: StepScheduler[int] = StepScheduler(max_num_seqs, max_queue_size=10_000)
