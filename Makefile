@@ -48,6 +48,14 @@ format: setup ## Format the code
 bench-stepwise: setup ## Measure step-wise against request-level batching; writes build/stepwise.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stepwise
 
+.PHONY: bench-lora
+bench-lora: setup ## Measure waves of different LoRA adapters; writes build/lora.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.lora
+
+.PHONY: bench-instances
+bench-instances: setup ## Measure two model instances against one; writes build/instances.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.instances
+
 .PHONY: families
 families: setup ## Compare every family's fused results with the stock calls; writes build/families.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
@@ -56,6 +64,12 @@ families: setup ## Compare every family's fused results with the stock calls; wr
 docs: setup ## Write docs/reference.md anew from the tables in the code
 	$(BIN)/python -m triton_diffusion.reference docs/reference.md
 
+.PHONY: constraints
+constraints: setup ## Choose anew which releases the image installs; writes deploy/constraints.txt
+	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.12 --python-platform x86_64-unknown-linux-gnu \
+		--extra server --no-annotate --no-emit-index-url --custom-compile-command 'make constraints' \
+		--output-file deploy/constraints.txt pyproject.toml
+
 .PHONY: train-shapes
 train-shapes: setup ## Train the shapes model anew (about an hour)
 	$(BIN)/python -m training.shapes.train --output model_repository/shapes/1/checkpoint
@@ -63,6 +77,14 @@ train-shapes: setup ## Train the shapes model anew (about an hour)
 .PHONY: check-shapes
 check-shapes: setup ## Measure how often the shapes model draws what its caption says; writes build/shapes.json
 	$(BIN)/python -m training.shapes.check
+
+.PHONY: train-lora
+train-lora: setup ## Train the shapes model's LoRA adapters anew (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m training.shapes.lora
+
+.PHONY: check-lora
+check-lora: setup ## Measure how often the shapes model's adapters do what they should; writes build/lora-shapes.json
+	$(BIN)/python -m training.shapes.check_lora
 
 .PHONY: clean
 clean: ## Remove everything that was built or installed here

@@ -220,7 +220,7 @@ class TestLoading:
             )
         served = Served(family, family.build, stock, tmp_path)
         adapter = served.adapter(family.build(), lora_mixed=mixed)
-        requests = served.requests(adapter, ("ink", "ink", "ink"))
+        requests = served.requests(adapter, ("ink", "ink:0.5"))
         run_staggered(adapter, requests, TOGETHER)
         assert all(is_right(served, adapter, request) for request in requests)
 
