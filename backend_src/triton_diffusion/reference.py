@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from triton_diffusion import errors
 from triton_diffusion.config import PARAMETERS
+from triton_diffusion.deployment import MODEL_OPTIONS
+from triton_diffusion.deployment.stage import ENGINE_KEYS, RUNTIME_KEYS, STAGE_KEYS
 from triton_diffusion.python_backend.triton_outputs import OUTPUTS
 from triton_diffusion.request import BATCH_KEY, FIELDS
 from triton_diffusion.sampling_params import SamplingParams
@@ -53,6 +56,20 @@ Only what a request names is made. A request that names none, or all, gets `gene
 is how long the first of them waits for company (`request_batch_max_wait_ms`). The rest are `parameters`:
 
 {_parameters()}
+
+## Options of serve and init, keys of a deploy file
+
+Each parameter above is also an option of `triton-diffusion serve` and `init` (`--max-pixels`, and `--warmup` or
+`--no-warmup` where it is true or false), and a key of a deploy file (`max_pixels`). So are these:
+
+{_options()}
+
+A deploy file holds these keys for one model; or `models`, with the keys of each model below its name; or vLLM-Omni's
+`stage_args`, a list of stages with the keys in `engine_args`. Of what else such a stage may say, `runtime.devices` is
+`gpus`, `runtime.num_replicas` is `instances`, `default_sampling_params` is itself, and the rest is taken where it says
+what is so here anyway:
+
+{_stage_keys()}
 
 ## Errors
 
@@ -110,6 +127,33 @@ def _parameters() -> str:
     )
 
 
+def _options() -> str:
+    return _table(
+        ("option", "key", ""),
+        (
+            (f"`{option.flag}`", f"`{name}`", option.description)
+            for name, option in MODEL_OPTIONS.items()
+            if name not in PARAMETERS
+        ),
+    )
+
+
+def _stage_keys() -> str:
+    places = {"": STAGE_KEYS, "runtime.": RUNTIME_KEYS, "engine_args.": ENGINE_KEYS}
+    return _table(
+        ("key of a stage", "may be", "otherwise"),
+        (
+            (
+                f"`{place}{name}`",
+                ", ".join(f"`{json.dumps(value)}`" for value in key.allowed) or "anything",
+                key.remedy,
+            )
+            for place, keys in places.items()
+            for name, key in keys.items()
+        ),
+    )
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
 
@@ -117,6 +161,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _default(value: object) -> str:
     if value == "":
         return ""
+    if value == ():
+        return "`[]`"
     if isinstance(value, SamplingParams) or not isinstance(value, (str, int, float)):
         return "`{}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -44,6 +44,7 @@ STAGE_ARGS = """
           step_execution: false
           enforce_eager: true
           distributed_executor_backend: "mp"
+          parallel_config: {tensor_parallel_size: 1, use_hsdp: false, hsdp_shard_size: -1}
         final_output: true
         final_output_type: image
         is_comprehension: false
@@ -175,6 +176,7 @@ def test_the_command_line_wins_under_either_name_of_the_capacity(write: Write) -
         ("stage_args: [{stage_type: diffusion, runtime: {max_batch_size: 4}}]", "max_batch_size=4: .*max_num_seqs"),
         ("stage_args: [{stage_type: diffusion, engine_args: {max_num_seq: 4}}]", "did you mean 'max_num_seqs'"),
         ("stage_args: [{stage_type: diffusion, engine_args: {tensor_parallel_size: 2}}]", "is not split over GPUs"),
+        ("stage_args: [{stage_type: diffusion, engine_args: {parallel_config: {a: 2}}}]", "is not split over GPUs"),
         ("stage_args: [{stage_type: diffusion, engine_args: {vae_use_tiling: true}}]", "vae.enable_tiling"),
         (
             "stage_args: [{stage_type: diffusion, runtime: {devices: '0'}, engine_args: {gpus: '1'}}]",

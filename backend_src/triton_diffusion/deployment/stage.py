@@ -23,10 +23,17 @@ class Foreign:
     Args:
         allowed: the values that change nothing here; `ANYTHING`: all of them.
         remedy: what to write instead of another value.
+        entries: the values of the entries of a map that change nothing here.
     """
 
     allowed: tuple[object, ...]
     remedy: str = ""
+    entries: tuple[object, ...] = ()
+
+    def allows(self, value: object) -> bool:
+        if isinstance(value, dict) and self.entries:
+            return all(_is_among(entry, self.entries) for entry in value.values())
+        return self.allowed == ANYTHING or _is_among(value, self.allowed)
 
 
 DIFFUSION_ONLY = "this server runs stages of stage_type diffusion only"
@@ -71,7 +78,7 @@ ENGINE_KEYS: dict[str, Foreign] = {
     "pipeline_parallel_size": Foreign((1, None), NO_SPLIT),
     "data_parallel_size": Foreign((1, None), "write instances, or gpus"),
     "num_gpus": Foreign((1, None), NO_SPLIT),
-    "parallel_config": Foreign((None, {}), NO_SPLIT),
+    "parallel_config": Foreign((None, {}), NO_SPLIT, entries=(1, -1, False, None)),
     "vae_use_slicing": Foreign((True,), "images are decoded one by one; decode_batch_size says how many at once"),
     "vae_use_tiling": Foreign((False,), "write pipeline_calls: {vae.enable_tiling: {}}"),
     "enable_cpu_offload": Foreign((False,), "write pipeline_calls: {enable_model_cpu_offload: {}}"),
@@ -129,6 +136,10 @@ def _check_foreign(
     for name, value in values.items():
         if name not in known:
             raise ConfigurationError(f"{place}{name}: unknown key{did_you_mean(str(name), [*own, *known])}")
-        foreign = known[name]
-        if foreign.allowed and not any(value == one and type(value) is type(one) for one in foreign.allowed):
-            raise ConfigurationError(f"{place}{name}={value}: {foreign.remedy}")
+        if not known[name].allows(value):
+            raise ConfigurationError(f"{place}{name}={value}: {known[name].remedy}")
+
+
+def _is_among(value: object, values: tuple[object, ...]) -> bool:
+    """Python thinks that 1 is true."""
+    return any(value == one and type(value) is type(one) for one in values)
