@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pytest
+import tritonclient.grpc
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -94,20 +97,58 @@ def wait_for_log(server: TritonServer, text: str, since: int = 0, timeout: float
     return found[0]
 
 
-def samples(server: TritonServer) -> list[Sample]:
+class Measured(Protocol):
+    """A server whose metrics can be read."""
+
+    @property
+    def metrics_url(self) -> str: ...
+
+
+def samples(server: Measured) -> list[Sample]:
     """All that the metrics endpoint says, as Prometheus reads it."""
     with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as response:
         families = text_string_to_metric_families(response.read().decode())
     return [sample for family in families for sample in family.samples]
 
 
-def metric(server: TritonServer, model: str, name: str, **labels: str) -> float:
+def metric(server: Measured, model: str, name: str, **labels: str) -> float:
     """One of a model's metrics, summed over the labels that are not given; 0 before it is first set."""
     wanted = {"model": model, **labels}.items()
     return sum(sample.value for sample in samples(server) if sample.name == name and wanted <= sample.labels.items())
 
 
-def wait_for_running(server: TritonServer, model: str, requests: int, timeout: float = PATIENCE) -> None:
+def wait_for_running(server: Measured, model: str, requests: int, timeout: float = PATIENCE) -> None:
     """Until so many requests of the model take steps."""
     name = "triton_diffusion_running_requests"
     wait_until(lambda: metric(server, model, name) == requests, f"{requests} running requests of {model}", timeout)
+
+
+def wait_for_waiting(server: Measured, model: str, requests: int) -> None:
+    """Until so many requests wait in the model's engine."""
+    name = "triton_diffusion_waiting_requests"
+    wait_until(lambda: metric(server, model, name) == requests, f"{requests} waiting requests of {model}")
+
+
+def wait_until_idle(server: Measured, model: str) -> None:
+    """Until the model's engine has nothing to do."""
+    names = ("triton_diffusion_live_states", "triton_diffusion_waiting_requests")
+    wait_until(lambda: not any(metric(server, model, name) for name in names), f"{model} is idle")
+
+
+@contextmanager
+def occupied(server: TritonServer, model: str) -> Iterator[None]:
+    """Meanwhile the model is busy with one long request, so that all others wait; afterwards they run together.
+
+    Without it, a wave may begin before the last of its requests has arrived.
+    """
+    wait_until_idle(server, model)
+    prompt = tritonclient.grpc.InferInput("prompt", [1, 1], "BYTES")
+    prompt.set_data_from_numpy(np.array([["a long wait"]], object))
+    long = {"num_inference_steps": 1000, "num_images_per_prompt": 8}
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as connection:
+        under_way = connection.async_infer(model, [prompt], lambda **_: None, parameters=long)
+        try:
+            wait_for_running(server, model, 1)
+            yield
+        finally:
+            under_way.cancel()

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.server.conftest import occupied, wait_until
 from triton_diffusion.embedded import TritonServer
-from triton_diffusion_client import DiffusionClient, SamplingParams, ServerError, ServerUnavailableError
+from triton_diffusion_client import (
+    DiffusionClient,
+    GenerationResult,
+    SamplingParams,
+    ServerError,
+    ServerUnavailableError,
+)
 
 
 @pytest.mark.parametrize("fault", ["fault in parse", "fault in add_requests", "fault in the runner", "fault in send"])
@@ -27,13 +36,17 @@ def test_a_fault_is_answered_and_the_server_lives(server: TritonServer, fault: s
 
 
 def test_a_backlog_over_max_queue_size_is_refused_at_once(server: TritonServer) -> None:
-    with DiffusionClient(server.grpc_url, "one_at_a_time") as client:
-        results = client.generate(["a cat"] * 12, SamplingParams(num_inference_steps=30))
-    refused = [result for result in results if result.error is not None]
-    assert 3 <= len(results) - len(refused) < 12
+    answered: list[GenerationResult] = []
+    with DiffusionClient(server.grpc_url, "one_at_a_time") as client, ThreadPoolExecutor(1) as sender:
+        with occupied(server, "one_at_a_time"):
+            sent = sender.submit(client.generate, ["a cat"] * 12, on_result=answered.append)
+            wait_until(lambda: len(answered) == 10, "all but the two that may wait are refused while another one runs")
+            refused = list(answered)
+        results = sent.result()
     for result in refused:
         assert isinstance(result.error, ServerUnavailableError)
         assert "2 requests wait already (max_queue_size): try again later" in str(result.error)
+    assert sum(result.error is None for result in results) == 2, "those that might wait got their pictures"
 
 
 def test_each_request_of_many_gets_exactly_one_answer(server: TritonServer) -> None:

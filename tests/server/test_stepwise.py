@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 
 from tests.example_requests import mixed_requests, stock_call
-from tests.server.conftest import metric, wait_for_running
+from tests.server.conftest import metric, wait_until_idle
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import AsyncDiffusionClient, DiffusionClient, GenerationResult, SamplingParams
 
@@ -28,14 +28,6 @@ def stepwise(server: TritonServer) -> DiffusionClient:
 
 def pixels(result: GenerationResult) -> list[bytes]:
     return [image.tobytes() for image in result.raise_for_error().images]
-
-
-def wait_until_idle(server: TritonServer) -> None:
-    deadline = time.monotonic() + 20
-    names = ("triton_diffusion_live_states", "triton_diffusion_waiting_requests")
-    while any(metric(server, "stepwise", name) for name in names):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_requests_that_join_at_different_steps_equal_the_stock_call(
@@ -68,18 +60,20 @@ def test_requests_that_join_at_different_steps_equal_the_stock_call(
 
 
 def test_progress_is_a_metric(server: TritonServer, stepwise: DiffusionClient) -> None:
-    wait_until_idle(server)
+    wait_until_idle(server, "stepwise")
     before = metric(server, "stepwise", "triton_diffusion_steps_total")
-    long = threading.Thread(target=stepwise.generate, args=("a cat", SamplingParams(num_inference_steps=200)))
+    long = threading.Thread(target=stepwise.generate, args=("a cat", SamplingParams(num_inference_steps=500)))
     long.start()
-    wait_for_running(server, "stepwise", 1)
-    assert metric(server, "stepwise", "triton_diffusion_live_states") == 1
-    left = metric(server, "stepwise", "triton_diffusion_remaining_steps")
-    time.sleep(0.3)
-    assert 0 < metric(server, "stepwise", "triton_diffusion_remaining_steps") < left < 200
-    long.join()
-    wait_until_idle(server)
-    assert metric(server, "stepwise", "triton_diffusion_steps_total") == before + 200
+    live, remaining = [], []
+    while long.is_alive():
+        live.append(metric(server, "stepwise", "triton_diffusion_live_states"))
+        remaining.append(metric(server, "stepwise", "triton_diffusion_remaining_steps"))
+    assert set(live) <= {0, 1}
+    while_it_ran = [steps for steps in remaining if steps]
+    assert while_it_ran == sorted(while_it_ran, reverse=True)
+    assert 500 > while_it_ran[0] > while_it_ran[-1] > 0, "however often we looked, more than once"
+    wait_until_idle(server, "stepwise")
+    assert metric(server, "stepwise", "triton_diffusion_steps_total") == before + 500
     stepwise.close()
 
 
@@ -87,6 +81,7 @@ KILLED_CLIENT = """\
 import sys
 from triton_diffusion_client import DiffusionClient, SamplingParams
 with DiffusionClient(sys.argv[1], "stepwise") as client:
+    print("sends", flush=True)
     client.generate(["a dog"] * 25, SamplingParams(num_inference_steps=200), progress=False)
 """
 
@@ -101,11 +96,15 @@ def test_two_hundred_stopped_requests_leave_no_trace_in_the_two_hundred_that_sta
     prompts = [f"picture {number}" for number in range(200)]
     with DiffusionClient(server.grpc_url, "stepwise") as client:
         undisturbed = [pixels(result) for result in client.generate(prompts, stay)]
-    wait_until_idle(server)
+    wait_until_idle(server, "stepwise")
     stub = max(psutil.Process(server.pid).children(), key=lambda child: "stepwise" in " ".join(child.cmdline()))
     memory = stub.memory_info().rss
 
-    killed = [subprocess.Popen([sys.executable, "-c", KILLED_CLIENT, server.grpc_url]) for _ in range(2)]
+    command = [sys.executable, "-c", KILLED_CLIENT, server.grpc_url]
+    killed = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in killed:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sends\n"
 
     async def disturbed() -> list[GenerationResult]:
         async with AsyncDiffusionClient(server.grpc_url, "stepwise") as client:
@@ -128,7 +127,7 @@ def test_two_hundred_stopped_requests_leave_no_trace_in_the_two_hundred_that_sta
 
     results = asyncio.run(disturbed())
     assert [pixels(result) for result in results] == undisturbed
-    wait_until_idle(server)
+    wait_until_idle(server, "stepwise")
     assert metric(server, "stepwise", "triton_diffusion_running_requests") == 0
     assert stub.memory_info().rss < memory + 50 * 2**20
     for process in killed:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from tests.example_requests import PROMPTS, mixed_requests, stock_call
+from tests.server.conftest import occupied, wait_for_log, wait_for_waiting
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion_client import DiffusionClient, Prompt, Receipt, SamplingParams
 
@@ -23,10 +23,15 @@ def prompts_of(requests: list[Any]) -> list[Prompt]:
 
 
 def test_eight_requests_of_one_key_run_as_one_wave_each_as_if_alone(
-    client: DiffusionClient, stable_diffusion: Any
+    server: TritonServer, client: DiffusionClient, stable_diffusion: Any
 ) -> None:
     requests = mixed_requests(8)
-    results = client.generate(prompts_of(requests), [request.sampling_params for request in requests])
+    sampling_params = [request.sampling_params for request in requests]
+    with ThreadPoolExecutor(1) as sender:
+        with occupied(server, "tiny"):
+            sent = sender.submit(client.generate, prompts_of(requests), sampling_params)
+            wait_for_waiting(server, "tiny", 8)
+        results = sent.result()
     receipts = [result.raise_for_error().receipt for result in results]
     assert [receipt.wave_size for receipt in receipts if receipt] == [8] * 8
     assert len({receipt.wave_id for receipt in receipts if receipt}) == 1
@@ -42,22 +47,22 @@ def test_eight_requests_of_one_key_run_as_one_wave_each_as_if_alone(
             assert np.abs(np.asarray(fused, dtype=int) - stock).max() <= 1
 
 
-def test_alternating_keys_of_sixteen_clients_run_in_waves_of_four_or_more(server: TritonServer) -> None:
-    def one_client(number: int) -> list[Receipt]:
-        receipts = []
+def test_alternating_keys_of_sixteen_clients_run_in_full_waves(server: TritonServer) -> None:
+    def one_client(number: int) -> Receipt:
+        params = SamplingParams(seed=number, height=(16, 32)[number % 2], num_inference_steps=4)
         with DiffusionClient(server.grpc_url, model="tiny") as client:
-            for turn in range(4):
-                params = SamplingParams(seed=number, height=(16, 32)[(number + turn) % 2], num_inference_steps=4)
-                receipt = client.generate(PROMPTS[number % 8], params)[0].raise_for_error().receipt
-                assert receipt is not None
-                receipts.append(receipt)
-        return receipts
+            receipt = client.generate(PROMPTS[number % 8], params)[0].raise_for_error().receipt
+        assert receipt is not None
+        return receipt
 
     with ThreadPoolExecutor(16) as clients:
-        receipts = [receipt for receipts in clients.map(one_client, range(16)) for receipt in receipts]
-    sizes = {receipt.wave_id: receipt.wave_size for receipt in receipts}
-    assert sum(sizes.values()) == 64, "every request ran in exactly one wave"
-    assert statistics.mean(sizes.values()) >= 4
+        with occupied(server, "tiny"):
+            sent = [clients.submit(one_client, number) for number in range(16)]
+            wait_for_waiting(server, "tiny", 16)
+        receipts = [future.result() for future in sent]
+    assert [receipt.wave_size for receipt in receipts] == [8] * 16
+    for height in (0, 1):
+        assert len({receipt.wave_id for receipt in receipts[height::2]}) == 1, "those of one size share their wave"
 
 
 def test_a_random_seed_is_reported_and_gives_the_same_picture_again(client: DiffusionClient) -> None:
@@ -78,14 +83,15 @@ def test_a_pipeline_without_an_adapter_runs_one_request_at_a_time(server: Triton
 
 
 def test_the_log_says_at_start_what_is_served_and_how(server: TritonServer) -> None:
-    lines = [line for line in server.log_lines if "serving StableDiffusion3Pipeline" in line]
-    line = next(line for line in lines if "request_batch_max_wait_ms 200" in line)
-    for words in ("StableDiffusion3Adapter on cpu with torch.float32", "max_num_seqs 8", "mode request-level"):
+    line = wait_for_log(server, "request_batch_max_wait_ms 200")
+    for words in (
+        "serving StableDiffusion3Pipeline by StableDiffusion3Adapter on cpu with torch.float32",
+        "request batching on",
+        "max_num_seqs 8",
+        "mode request-level",
+    ):
         assert words in line
-    assert "request batching on" in line
-    assert any(
-        "max_num_seqs is 4, but PixArtAlphaPipeline runs one request at a time" in line for line in server.log_lines
-    )
+    wait_for_log(server, "max_num_seqs is 4, but PixArtAlphaPipeline runs one request at a time")
 
 
 def test_each_prompt_may_have_parameters_of_its_own(client: DiffusionClient) -> None:
