@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -76,6 +75,7 @@ class DiffusionEngine:
         Raises:
             Exception: that of `first`; the engine does not run then.
         """
+        self._observers.start()
         began: Future[None] = Future()
         self._worker = threading.Thread(target=self._run, args=(first, began), name="diffusion-engine", daemon=True)
         self._worker.start()
@@ -95,8 +95,7 @@ class DiffusionEngine:
     def refuse(self, reply: Reply, error: Exception) -> None:
         """Answer a request that does not get in. Never raises."""
         if reply.fail(error):
-            with contextlib.suppress(RuntimeError):  # the engine was stopped, and so was its thread
-                self._responder.submit(self._observers.request_refused, reply)
+            self._observers.request_refused(reply)
 
     def progress(self) -> dict[str, StepProgress]:
         """How far every request is, by request id; those that wait are at step 0."""
@@ -240,7 +239,8 @@ class DiffusionEngine:
         finally:
             self._unsent.release()
         if is_answer:
-            pending.timeline.add("answer", time.monotonic() - began)
+            pending.answered = time.monotonic()
+            pending.timeline.add("answer", pending.answered - began)
             self._observers.request_ended(pending, output)
 
     def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
@@ -254,6 +254,7 @@ class DiffusionEngine:
 
     def _send_error(self, pending: PendingRequest, error: TritonDiffusionError) -> None:
         if pending.reply.fail(error):
+            pending.answered = time.monotonic()
             self._observers.request_ended(pending, None)
 
     def _steps_left(self, request_id: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from triton_diffusion.output import DiffusionOutput
@@ -39,11 +41,7 @@ class WaveStep(NamedTuple):
 
 
 class EngineObserver:
-    """Is told what happens to the requests of an engine; this one does not care.
-
-    `request_ended` and `request_refused` are called by the thread that sends the answers, after the answer; the
-    others by whoever changes the engine, one at a time, and the next step waits for them.
-    """
+    """Is told what happens to the requests of an engine, in that order and soon after it; this one does not care."""
 
     def engine_changed(self, state: EngineState) -> None:
         """Requests came, or a step is over."""
@@ -65,10 +63,19 @@ class EngineObserver:
 
 
 class Observers(EngineObserver):
-    """Several observers; one that fails harms neither a request nor the others."""
+    """Tells several observers, on a thread of its own, so that no step and no answer waits for them.
+
+    One that fails harms neither a request nor the others.
+    """
 
     def __init__(self, observers: Sequence[EngineObserver]) -> None:
         self._observers = observers
+        self._news: SimpleQueue[Callable[[EngineObserver], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="diffusion-observers", daemon=True)
+        self._thread.start()
 
     def engine_changed(self, state: EngineState) -> None:
         self._tell(lambda observer: observer.engine_changed(state))
@@ -86,11 +93,19 @@ class Observers(EngineObserver):
         self._tell(lambda observer: observer.request_refused(reply))
 
     def close(self) -> None:
+        """Return when everything was told."""
         self._tell(lambda observer: observer.close())
+        self._news.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
     def _tell(self, call: Callable[[EngineObserver], None]) -> None:
-        for observer in self._observers:
-            try:
-                call(observer)
-            except Exception:
-                logger.exception("%s failed", type(observer).__name__)
+        self._news.put(call)
+
+    def _run(self) -> None:
+        while (call := self._news.get()) is not None:
+            for observer in self._observers:
+                try:
+                    call(observer)
+                except Exception:
+                    logger.exception("%s failed", type(observer).__name__)

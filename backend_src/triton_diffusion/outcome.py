@@ -7,11 +7,11 @@ import re
 from triton_diffusion.errors import DeadlineExceededError, TritonDiffusionError
 
 OUTCOMES = {
-    "completed": "answered with pictures",
-    "failed": "the pipeline, or we, failed on it",
-    "cancelled": "its client cancelled it, or was gone",
-    "expired": "its own timeout passed",
-    "refused": "it has to be changed, or sent again later: bad input, too many waiting, the model being unloaded",
+    "completed": "was answered with pictures",
+    "failed": "failed in the pipeline, or by a fault of ours",
+    "cancelled": "was cancelled by its client, or its client was gone",
+    "expired": "had a timeout of its own, which passed",
+    "refused": "has to be changed, or sent again later: bad input, too many waiting, the model being unloaded",
 }
 """Every outcome, and what it means."""
 

@@ -22,6 +22,7 @@ class PendingRequest:
         joined_at_wave: the wave that it began in; 0 while it waits.
         is_denoised: it took all its steps.
         steps_left: denoising steps that it ended without; known when it has ended.
+        answered: `time.monotonic()` when its answer was sent.
     """
 
     request: OmniDiffusionRequest
@@ -33,6 +34,7 @@ class PendingRequest:
     rows_per_step: list[int] = field(default_factory=list)
     is_denoised: bool = False
     steps_left: int = 0
+    answered: float = 0.0
 
     @property
     def has_started(self) -> bool:
@@ -44,9 +46,9 @@ class PendingRequest:
         return self.request.timeline
 
     @property
-    def age(self) -> float:
-        """Seconds since it arrived in the engine."""
-        return time.monotonic() - self.request.arrival_time
+    def seconds(self) -> float:
+        """From arrival in the engine to the answer."""
+        return self.answered - self.request.arrival_time
 
     def start(self, wave: Wave[SamplingParamsKey]) -> None:
         """Note that the request begins to run."""
@@ -55,7 +57,7 @@ class PendingRequest:
 
     def stop_waiting(self) -> None:
         """Note that the request waits no more, whether it runs or leaves."""
-        self.timeline.add("waiting", self.age)
+        self.timeline.add("waiting", time.monotonic() - self.request.arrival_time)
 
     def took_step(self, wave: Wave[SamplingParamsKey], requests: int, rows: int) -> None:
         """Note a step that the request took together with others, itself included in both numbers."""

@@ -69,7 +69,7 @@ class RequestTracer(EngineObserver):
             # A decoder that takes turns with the others' steps works for less time than it takes.
             child = self._span(name, context, epoch + stage.began, {"seconds": stage.seconds})
             child.end(_nanoseconds(epoch + stage.ended))
-        span.end()
+        span.end(_nanoseconds(epoch + pending.answered))
 
     def request_refused(self, reply: Reply) -> None:
         self._start(reply, time.time(), {}).end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 from triton_diffusion.observer import EngineObserver
@@ -33,10 +32,11 @@ class WaveLog(EngineObserver):
         self._open: dict[int, _Line] = {}
 
     def request_started(self, pending: PendingRequest) -> None:
-        line = self._open.setdefault(pending.joined_at_wave, _Line(str(pending.key), time.monotonic()))
+        waiting = pending.timeline["waiting"]
+        line = self._open.setdefault(pending.joined_at_wave, _Line(str(pending.key), waiting.ended))
         line.requests += 1
         line.left += 1
-        line.longest_wait = max(line.longest_wait, pending.timeline["waiting"].seconds)
+        line.longest_wait = max(line.longest_wait, waiting.seconds)
 
     def request_ended(self, pending: PendingRequest, output: DiffusionOutput | None) -> None:
         if not pending.has_started:
@@ -55,5 +55,5 @@ class WaveLog(EngineObserver):
                 line.rows,
                 line.key,
                 line.longest_wait * 1000,
-                (time.monotonic() - line.began) * 1000,
+                (pending.answered - line.began) * 1000,
             )

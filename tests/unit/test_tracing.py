@@ -8,6 +8,11 @@ import sys
 
 import pytest
 
+from triton_diffusion.tracing import trace_context
+
+CLIENT, TRITON, OTHER = (
+    f"00-{trace * 16}-{span * 8}-01" for trace, span in (("a1", "c1"), ("a1", "c2"), ("b3", "c3"))
+)
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 SCRIPT = """
 import logging, os, sys
@@ -43,3 +48,19 @@ def test_a_missing_package_is_named() -> None:
     found, log = run(ENDPOINT, before="sys.modules['opentelemetry'] = None")
     assert found.startswith("[]")
     assert "install triton-diffusion[tracing]" in log
+
+
+@pytest.mark.parametrize(
+    ("triton", "client", "expected"),
+    [
+        ("", "", ""),
+        (TRITON, "", TRITON),
+        ("", CLIENT, CLIENT),
+        (TRITON, CLIENT, TRITON),  # the nearer span of the same trace
+        (OTHER, CLIENT, CLIENT),  # Triton began a trace of its own
+        (TRITON, "no traceparent", TRITON),
+    ],
+)
+def test_the_trace_that_a_request_belongs_to(triton: str, client: str, expected: str) -> None:
+    found = trace_context({"traceparent": triton} if triton else {}, {"traceparent": client} if client else {})
+    assert found.get("traceparent", "") == expected

@@ -20,7 +20,7 @@ from triton_diffusion.sampling_params_key import SamplingParamsKey
 class EngineMetrics(EngineObserver):
     """Publishes what happens; a call to Triton takes about 15 us, and a gauge that has not changed none.
 
-    A step costs five such calls at most. What concerns one request is published by the thread that answers it.
+    A step costs five such calls at most, and they are made on the observers' own thread.
     """
 
     def __init__(self, model: str, instance: str) -> None:
@@ -45,10 +45,10 @@ class EngineMetrics(EngineObserver):
         self._set_gauge("device_memory_peak_bytes", device_memory.peak_bytes())
 
     def engine_changed(self, state: EngineState) -> None:
-        self._set_by_key("waiting_requests", state.waiting)
-        self._set_by_key("running_requests", state.running)
         self._set_gauge("live_states", state.live_states)
         self._set_gauge("remaining_steps", state.remaining_steps)
+        self._set_by_key("waiting_requests", state.waiting)
+        self._set_by_key("running_requests", state.running)
 
     def request_started(self, pending: PendingRequest) -> None:
         self._one("admission_wait_seconds").observe(pending.timeline["waiting"].seconds)
@@ -74,7 +74,7 @@ class EngineMetrics(EngineObserver):
         for stage in ("encode", "decode"):
             if stage in durations:
                 self._one(f"{stage}_seconds").observe(durations[stage])
-        self._one("request_seconds").observe(pending.age)
+        self._one("request_seconds").observe(pending.seconds)
         self._set_gauge("device_memory_peak_bytes", device_memory.peak_bytes())
 
     def request_refused(self, reply: Reply) -> None:

@@ -18,7 +18,7 @@ from triton_diffusion.python_backend.triton_outputs import OUTPUTS, check_output
 from triton_diffusion.python_backend.triton_reply import TritonReply
 from triton_diffusion.reply import Reply
 from triton_diffusion.request import BATCH_KEY, FIELDS, OmniDiffusionRequest, parse_request, unique_request_id
-from triton_diffusion.tracing import TRACE_CONTEXT, request_tracing
+from triton_diffusion.tracing import TRACE_CONTEXT, request_tracing, trace_context
 
 if TYPE_CHECKING:
     from triton_diffusion.engine import DiffusionEngine
@@ -101,9 +101,10 @@ class TritonPythonModel:
     def _parse(self, request: Any, reply: TritonReply) -> OmniDiffusionRequest:
         parameters = json.loads(request.parameters() or "{}")
         parameters = {name: value for name, value in parameters.items() if not name.startswith("triton_")}
-        # Where Triton does not trace, but forwards the headers (which HTTP/1 writes with a capital) as parameters.
-        for name in [name for name in parameters if name.lower() in TRACE_CONTEXT]:
-            reply.trace_context.setdefault(name.lower(), str(parameters.pop(name)))
+        # Headers that Triton forwards come as parameters; HTTP/1 writes their names with a capital.
+        names = [name for name in parameters if name.lower() in TRACE_CONTEXT]
+        client_context = {name.lower(): str(parameters.pop(name)) for name in names}
+        reply.trace_context = trace_context(reply.trace_context, client_context)
         # How /generate passes what other requests have fields for.
         generate_id = parameters.pop("id", "")
         timeout = request.timeout() or _microseconds(parameters.pop("timeout", 0))
