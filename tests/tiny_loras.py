@@ -32,7 +32,7 @@ def write_lora(
     alpha: int | None = None,
     **config: Any,
 ) -> Path:
-    """Write an adapter for a pipeline into a folder; the pipeline gets the adapter's layers, so build it for this.
+    """Write an adapter for a pipeline into a folder; the pipeline itself is afterwards as it was.
 
     Args:
         targets: the layers of the transformer (or U-Net) that it changes, by the ends of their names; `all` means
@@ -48,6 +48,7 @@ def write_lora(
         layers["text_encoder"] = _added(pipeline.text_encoder, encoder_targets, rank, seed + 1, alpha, config)
     states = {f"{name}_lora_layers": state for name, state in layers.items()}
     pipeline.save_lora_weights(folder, weight_name=file, **states)
+    pipeline.unload_lora_weights()
     return folder
 
 
@@ -73,9 +74,10 @@ def write_loras(build: Any, directory: Path, *, text_encoder: bool) -> list[str]
     `ink` changes the attention, `night` the feed-forward layers, and `wide` every linear layer, and the text encoder
     where there is one that an adapter may change.
     """
-    write_lora(build(), directory / "ink", rank=4, seed=1)
-    write_lora(build(), directory / "night", rank=7, seed=2, targets=(*FEED_FORWARD, "to_q"), alpha=14)
-    write_lora(build(), directory / "wide", rank=2, seed=3, targets="all", text_encoder=text_encoder)
+    pipeline = build()
+    write_lora(pipeline, directory / "ink", rank=4, seed=1)
+    write_lora(pipeline, directory / "night", rank=7, seed=2, targets=(*FEED_FORWARD, "to_q"), alpha=14)
+    write_lora(pipeline, directory / "wide", rank=2, seed=3, targets="all", text_encoder=text_encoder)
     return ["ink", "night", "wide"]
 
 
