@@ -14,12 +14,15 @@ import torch
 
 from tests.engine.fakes import CountingAdapter
 from tests.example_requests import mixed_requests, stock_call
-from tests.families import FAMILIES, Family
+from tests.families import BY_NAME, FAMILIES, Family
 from tests.tiny_pipelines import pixart_alpha, stable_diffusion_3
+from triton_diffusion.adapters import StockAdapter
 from triton_diffusion.adapters.loading import adapter_for
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.output import DiffusionOutput
+from triton_diffusion.request import OmniDiffusionRequest
 from triton_diffusion.sampling_params import SamplingParams
 from triton_diffusion.serving import build_engine
 from triton_diffusion.warmup import is_out_of_memory, warm_up
@@ -168,3 +171,41 @@ def test_after_a_warm_up_a_request_is_what_the_stock_call_gives() -> None:
     (stock,) = stock_call(stable_diffusion_3(), request, "np")
     assert output.output is not None
     assert np.array_equal(output.output[0], (stock * 255).round().astype(np.uint8))
+
+
+def test_a_class_of_ones_own_that_has_only_a_forward_gets_a_whole_wave() -> None:
+    class Whole(StockAdapter):
+        supports_request_batch = True
+
+        def forward(self, batch: DiffusionRequestBatch) -> list[DiffusionOutput]:
+            sizes.append(batch.num_reqs)
+            if batch.num_reqs > room:
+                raise MemoryError
+            return super().forward(batch)
+
+    sizes: list[int] = []
+    adapter = Whole(pixart_alpha(), config(max_num_seqs=3))
+    room = 3
+    warm_up(adapter, adapter.config)
+    assert sizes == [3]
+    room = 1
+    with pytest.raises(ConfigurationError, match="MemoryError.* The largest that fits is 1: set max"):
+        warm_up(adapter, adapter.config)
+
+
+def test_an_input_image_is_made_for_a_pipeline_that_needs_one() -> None:
+    pipeline = BY_NAME["StableDiffusion3Img2Img"].build()
+    params = SamplingParams(height=32, width=16, max_sequence_length=32, strength=0.1)
+    adapter: Any = adapter_for(pipeline, config(max_num_seqs=2, default_sampling_params=params))
+    images: list[Any] = []
+    prepare_encode = adapter.prepare_encode
+
+    def watched(request: OmniDiffusionRequest) -> Any:
+        images.append(request.image)
+        state = prepare_encode(request)
+        assert len(state.timesteps) == 2, "all steps are run, whatever the strength"
+        return state
+
+    adapter.prepare_encode = watched
+    warm_up(adapter, adapter.config)
+    assert [image.shape for image in images] == [(32, 16, 3)] * 2
