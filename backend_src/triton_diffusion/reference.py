@@ -11,6 +11,8 @@ from triton_diffusion import errors
 from triton_diffusion.config import PARAMETERS
 from triton_diffusion.deployment import MODEL_OPTIONS
 from triton_diffusion.deployment.stage import ENGINE_KEYS, RUNTIME_KEYS, STAGE_KEYS
+from triton_diffusion.metric import BASE_LABELS, METRICS, MOST_KEYS, OTHER_KEYS
+from triton_diffusion.outcome import OUTCOMES
 from triton_diffusion.python_backend.triton_outputs import OUTPUTS
 from triton_diffusion.request import BATCH_KEY, FIELDS
 from triton_diffusion.sampling_params import SamplingParams
@@ -70,6 +72,16 @@ A deploy file holds these keys for one model; or `models`, with the keys of each
 what is so here anyway:
 
 {_stage_keys()}
+
+## Metrics
+
+On Triton's metrics endpoint, each with the labels {" and ".join(f"`{name}`" for name in BASE_LABELS)}; how to read
+them: [observability.md](observability.md). `key` has at most {MOST_KEYS} different values; requests of further keys
+are counted as `{OTHER_KEYS}`. `reason` is the class of the error, below.
+
+{_metrics()}
+
+{_outcomes()}
 
 ## Errors
 
@@ -152,6 +164,20 @@ def _stage_keys() -> str:
             for name, key in keys.items()
         ),
     )
+
+
+def _metrics() -> str:
+    return _table(
+        ("name", "type", "further labels", ""),
+        (
+            (f"`{name}`", metric.kind, " ".join(f"`{label}`" for label in metric.labels), metric.description)
+            for name, metric in METRICS.items()
+        ),
+    )
+
+
+def _outcomes() -> str:
+    return _table(("outcome", "the request"), ((f"`{name}`", meaning) for name, meaning in OUTCOMES.items()))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
