@@ -25,6 +25,13 @@ Transport = Literal["grpc", "http"]
 
 MICROSECONDS = 1e6
 
+GRPC_OPTIONS = [
+    # Each request goes to the next of the addresses that a name has; gRPC's default stays with the first.
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
+
 
 class AsyncDiffusionClient:
     """Sends prompts to a served diffusion model. Use it as an async context manager, or call `close`.
@@ -223,7 +230,7 @@ def connect(transport: str, address: str, connections: int) -> tuple[ModuleType,
     if transport == "grpc":
         import tritonclient.grpc.aio as grpc_client
 
-        return grpc_client, grpc_client.InferenceServerClient(address)
+        return grpc_client, grpc_client.InferenceServerClient(address, channel_args=GRPC_OPTIONS)
     if transport == "http":
         import tritonclient.http.aio as http_client
 
