@@ -49,7 +49,7 @@ class Serving:
     ) -> None:
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=120)
         finally:
             self.process.kill()
         self._reader.join(timeout=10)
@@ -58,13 +58,13 @@ class Serving:
     def log(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for_end(self, timeout: float = 180) -> str:
+    def wait_for_end(self, timeout: float = 600) -> str:
         """The last line of a command that ends by itself."""
         self.process.wait(timeout)
         self._reader.join(timeout)
         return self.lines[-1]
 
-    def wait_for_line(self, pattern: str, timeout: float = 180) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, timeout: float = 600) -> re.Match[str]:
         """The first line that matches; the whole log if the command ends without one."""
         deadline = time.monotonic() + timeout
         position = 0

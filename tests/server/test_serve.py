@@ -20,6 +20,8 @@ from tests.server.serving import Serving
 from triton_diffusion.cli import app
 from triton_diffusion_client import DiffusionClient, Prompt, SamplingParams
 
+pytestmark = pytest.mark.timeout(900)  # one core and eight models that import torch
+
 WAIT = "10000"
 """Milliseconds within which all requests of a wave arrive, however slow the machine; a full wave does not wait."""
 
