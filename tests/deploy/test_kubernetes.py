@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import kubernetes_validate
@@ -87,6 +89,16 @@ def test_volumes_accounts_and_the_autoscaler_name_what_there_is() -> None:
     assert (target["kind"], target["name"]) == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
     assert "replicas" not in DEPLOYMENT["spec"], "two would decide on it"
     assert [image["name"] for image in KUSTOMIZATION["images"]] == [CONTAINER["image"]]
+
+
+def test_serve_takes_the_arguments_and_the_deploy_file() -> None:
+    (mounted,) = (mount["mountPath"] for mount in CONTAINER["volumeMounts"] if mount["name"] == "deploy")
+    arguments = [argument.replace(mounted, str(FOLDER)) for argument in CONTAINER["args"]]
+    command = [sys.executable, "-m", "triton_diffusion.cli", "serve", *arguments, "--dry-run"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    deployed = yaml.safe_load((FOLDER / "deploy.yaml").read_text())
+    assert f"{deployed['name']}/config.pbtxt" in shown
+    assert f"max_batch_size: {deployed['max_num_seqs']}" in shown
 
 
 def test_the_autoscaler_and_the_adapter_speak_of_one_metric() -> None:
