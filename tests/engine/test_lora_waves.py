@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch._dynamo.testing import CompileCounter
 
 from tests.engine.fakes import RecordedReply
 from tests.engine.staggered import TOGETHER, difference, run_staggered
@@ -20,7 +21,7 @@ from tests.families import BY_NAME
 from tests.tiny_loras import FEED_FORWARD, load_into_stock, write_lora, write_loras
 from tests.tiny_other_pipelines import aura_flow
 from tests.tiny_pipelines import flux, pixart_alpha, stable_diffusion, stable_diffusion_3
-from triton_diffusion.adapters.loading import load_adapter
+from triton_diffusion.adapters.loading import call_switches, load_adapter
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError, FieldValueError, RequestCancelledError
 from triton_diffusion.lora.files import TWO_TRANSFORMERS, find_loras
@@ -128,6 +129,22 @@ def test_batch_invariant_holds_whoever_has_which_adapter(served: Served) -> None
     alone = bits(None)
     for place in (0, 3, 7):
         assert torch.equal(bits(place), alone)
+
+
+def test_a_compiled_model_is_compiled_once_whoever_wants_which_adapters(
+    compile_counter: CompileCounter, tmp_path: Path
+) -> None:
+    family = BY_NAME["Flux"]
+    write_loras(family.build, tmp_path, text_encoder=False)
+    pipeline = family.build()
+    call_switches(pipeline, {"transformer.compile_repeated_blocks": {"backend": compile_counter}})
+    adapter = Served(family, family.build, None, tmp_path).adapter(pipeline, lora_mixed=True, batch_invariant=True)
+    graphs = []
+    for loras in (["ink", None, "night"], [None], ["wide", "ink:0.3,night", "ink", "ink"]):
+        requests = family.requests(adapter, len(loras), num_images_per_prompt=1, num_inference_steps=2)
+        run_staggered(adapter, [with_lora(*each) for each in zip(requests, loras, strict=True)], TOGETHER)
+        graphs.append(compile_counter.frame_count)
+    assert graphs[0] == graphs[1] == graphs[2] > 0
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["waves", "mixed"])

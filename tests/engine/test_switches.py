@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +62,6 @@ def test_a_cache_across_steps_is_refused_where_requests_are_fused() -> None:
     check_switches(stock, config)
     call_switches(stock.pipeline, calls)
     assert stock.pipeline.transformer.is_cache_enabled
-
-
-@pytest.fixture
-def compile_counter() -> Iterator[CompileCounter]:
-    torch._dynamo.reset()
-    yield CompileCounter()
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ class RowLoraLayer:
         self._layer = layer
         self._factors = factors
         self._batch_invariant = batch_invariant
-        layer.register_forward_hook(self._hook)
+        # A compiled model would be compiled anew for each composition of rows, up to a limit; so this part is not.
+        layer.register_forward_hook(torch.compiler.disable(self._hook))
 
     def read(self, adapter: str, device: torch.device) -> Factors | None:
         """One adapter's factors at scale 1, on the device; None if it does not change this layer."""
