@@ -51,7 +51,7 @@ class RowLoraLayer:
         self._factors = factors
         self._batch_invariant = batch_invariant
         # A compiled model would be compiled anew for each composition of rows, up to a limit; so this part is not.
-        layer.register_forward_hook(torch.compiler.disable(self._hook))
+        layer.register_forward_hook(torch.compiler.disable(self._hook))  # type: ignore[no-untyped-call]
 
     def read(self, adapter: str, device: torch.device) -> Factors | None:
         """One adapter's factors at scale 1, on the device; None if it does not change this layer."""
