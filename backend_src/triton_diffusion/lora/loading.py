@@ -32,6 +32,8 @@ def load_loras(pipeline: Any, files: Sequence[LoraFiles], config: EngineConfig) 
         ConfigurationError: an adapter cannot be read, or does not fit the pipeline; names it.
     """
     if not files:
+        if config.lora_directory:
+            logger.warning("lora_directory: there is no adapter in %s", config.lora_directory)
         return Loras()
     if not hasattr(pipeline, "load_lora_weights"):
         raise ConfigurationError(f"lora_directory: {type(pipeline).__name__} takes no LoRA adapters")
