@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         return re.search(r"ready: gRPC (\S+), HTTP \S+, metrics (\S+)/metrics", log.read_text())
 
     try:
-        wait_for(ready, "the server is ready")
+        wait_for(ready, "the server is ready", timeout=200)
         found = ready()
         assert found is not None
         yield Served(found[1], found[2])
