@@ -88,6 +88,7 @@ class AsyncDiffusionClient:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
         progress: Progress = None,
         on_result: Callable[[GenerationResult], None] | None = None,
     ) -> list[GenerationResult]:
@@ -96,6 +97,7 @@ class AsyncDiffusionClient:
         Args:
             prompts: one prompt or many: a string, or a dict with `prompt`, `negative_prompt`, `multi_modal_data`.
             sampling_params: for all prompts, or one for each.
+            priority: of these requests among those that wait in the server; the smaller goes first.
             progress: a progress bar; None shows one for several prompts on a terminal.
             on_result: called with each result as soon as it is there; an error of its own is raised at the end.
 
@@ -117,7 +119,7 @@ class AsyncDiffusionClient:
 
             async def one(prompt: Prompt, own_params: SamplingParams) -> GenerationResult:
                 async with self._slots:
-                    result = await self._generate_one(prompt, own_params)
+                    result = await self._generate_one(prompt, own_params, priority)
                 advance(result)
                 try:
                     if on_result is not None:
@@ -132,10 +134,12 @@ class AsyncDiffusionClient:
             raise callback_errors[0]
         return [task.result() for task in tasks]
 
-    async def _generate_one(self, prompt: Prompt, params: SamplingParams) -> GenerationResult:
+    async def _generate_one(self, prompt: Prompt, params: SamplingParams, priority: int) -> GenerationResult:
         result = GenerationResult(prompt=str(prompt.get("prompt", "") if isinstance(prompt, Mapping) else prompt))
         try:
             values = {**prompt_inputs(prompt), **params.given()}
+            if priority:
+                values["priority"] = priority
             values = {name: FIELDS[name].parse(value) for name, value in values.items()}
             result.negative_prompt = values.get("negative_prompt")
             async with asyncio.timeout(self.timeout):
@@ -171,12 +175,14 @@ class AsyncDiffusionClient:
         ]
         if "image" in values:
             tensors.append(self._tensor("image", "UINT8", values["image"]))
+        if "priority" in values:  # a parameter of that name is Triton's own, which no model can see
+            tensors.append(self._tensor("priority", "INT32", np.array([values["priority"]], np.int32)))
         raw = {name: self._triton.InferRequestedOutput(name) for name in ("images", "videos")}
         if region is not None:
             raw[_raw_output(values)].set_shared_memory(region.name, region.byte_size)
         outputs = [*raw.values(), *(self._triton.InferRequestedOutput(name) for name in ("seed_used", "receipt"))]
         # Triton batches only requests with the same set of input tensors, so what differs goes as parameters.
-        parameters = {name: value for name, value in values.items() if name not in ("prompt", "image")}
+        parameters = {name: value for name, value in values.items() if name not in ("prompt", "image", "priority")}
         timeout = None if self.timeout is None else round(self.timeout * MICROSECONDS)
         return await self._connection.infer(
             self.model, tensors, outputs=outputs, parameters=parameters, timeout=timeout

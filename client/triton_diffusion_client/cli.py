@@ -60,6 +60,9 @@ def generate(
     model: Annotated[str, typer.Option(help="Name of the served model.")] = "shapes",
     negative_prompt: Annotated[str | None, typer.Option(help="What to keep out of the pictures.")] = None,
     image: Annotated[Path | None, typer.Option(help="Input image of an image-conditioned pipeline.")] = None,
+    priority: Annotated[
+        int, typer.Option(help="Order among the waiting requests, -100 to 100; the smaller goes first.")
+    ] = 0,
     video_format: Annotated[VideoFormat, typer.Option(help="File format of videos.")] = VideoFormat.WEBP,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds for one request; default: as long as it takes.")
@@ -70,7 +73,7 @@ def generate(
     VideoFormat.usable(video_format)  # an error now, and not when the video is made
     requests = [_prompt(prompt, negative_prompt, image) for prompt in prompts]
     with DiffusionClient(url, model, timeout=timeout) as client:
-        results = client.generate(requests, sampling_params)
+        results = client.generate(requests, sampling_params, priority=priority)
     for position, result in enumerate(results):
         if result.error is not None:
             errors.print(f"[red]error[/red] {result.prompt!r}: ", end="")

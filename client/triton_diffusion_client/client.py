@@ -78,11 +78,14 @@ class DiffusionClient:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
         progress: Progress = None,
         on_result: Callable[[GenerationResult], None] | None = None,
     ) -> list[GenerationResult]:
         """As `AsyncDiffusionClient.generate`. Ctrl-C cancels the requests that are under way."""
-        return self._run(self._client.generate(prompts, sampling_params, progress=progress, on_result=on_result))
+        return self._run(
+            self._client.generate(prompts, sampling_params, priority=priority, progress=progress, on_result=on_result)
+        )
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if threading.current_thread() is self._thread:

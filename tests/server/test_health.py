@@ -15,7 +15,7 @@ import tritonclient.grpc
 from typer.testing import CliRunner
 
 from tests.families import BY_NAME
-from tests.server.conftest import TINY_DEFAULTS, wait_for_running
+from tests.server.conftest import TINY_DEFAULTS, wait_for_running, wait_for_waiting
 from tests.server.repository import add_model
 from triton_diffusion.cli import app
 from triton_diffusion.embedded import TritonServer
@@ -36,16 +36,17 @@ def long_requests(server: TritonServer, model: str, count: int) -> Iterator[None
 
     prompt = tritonclient.grpc.InferInput("prompt", [1, 1], "BYTES")
     prompt.set_data_from_numpy(np.array([[b"a cat"]], np.object_))
-    parameters = {"num_inference_steps": 1000, "height": 128, "width": 128}
+    parameters = {"num_inference_steps": 1000, "num_images_per_prompt": 8, "height": 128, "width": 128}
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         under_way = [client.async_infer(model, [prompt], callback=ignore, parameters=parameters) for _ in range(count)]
-        wait_for_running(server, model, 1, timeout=60)
+        wait_for_running(server, model, 1)
+        wait_for_waiting(server, model, count - 1)
         try:
             yield
         finally:
             for request in under_way:
                 request.cancel()
-            wait_for_running(server, model, 0, timeout=60)
+            wait_for_running(server, model, 0)
 
 
 @pytest.mark.parametrize("scheme", ["", "grpc://", "http://"])

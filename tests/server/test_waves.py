@@ -98,3 +98,22 @@ def test_each_prompt_may_have_parameters_of_its_own(client: DiffusionClient) -> 
     params = [SamplingParams(seed=seed) for seed in (1, 2)]
     results = client.generate(["a cat", "a dog"], params)
     assert [result.seeds for result in results] == [[1], [2]]
+
+
+def test_an_urgent_request_goes_before_those_that_came_first(server: TritonServer) -> None:
+    steps = SamplingParams(num_inference_steps=2)
+    with DiffusionClient(server.grpc_url, "one_at_a_time") as client, ThreadPoolExecutor(2) as sender:
+        with occupied(server, "one_at_a_time"):
+            first = sender.submit(client.generate, "a cat", steps)
+            wait_for_waiting(server, "one_at_a_time", 1)
+            urgent = sender.submit(client.generate, "a dog", steps, priority=-1)
+            wait_for_waiting(server, "one_at_a_time", 2)
+        later, earlier = (sent.result()[0].raise_for_error().receipt for sent in (first, urgent))
+    assert later is not None
+    assert earlier is not None
+    assert earlier.wave_id < later.wave_id
+
+
+def test_a_priority_out_of_bounds_is_refused(client: DiffusionClient) -> None:
+    error = client.generate("a cat", priority=1000)[0].error
+    assert "priority=1000: must be an integer from -100 to 100" in str(error)
