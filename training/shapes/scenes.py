@@ -104,24 +104,41 @@ def random_caption(scene: Scene, random: Random) -> str:
     return caption
 
 
-def coverage(shape: str, radius: float, centre: Point, height: int, width: int) -> Image.Image:
-    """How much of each pixel the shape covers, 0 to 255; radius and centre (x, y) are in pixels."""
+def coverage(
+    shape: str, radius: float, centre: Point, height: int, width: int, stroke: float | None = None
+) -> Image.Image:
+    """How much of each pixel the shape covers, 0 to 255: its surface, or a line of width `stroke` along its edge.
+
+    Radius, centre (x, y) and stroke are in pixels.
+    """
     scale = _SUPERSAMPLING
     canvas = Image.new("L", (width * scale, height * scale))
     corners = [((centre[0] + radius * x) * scale, (centre[1] + radius * y) * scale) for x, y in SHAPES[shape]]
-    ImageDraw.Draw(canvas).polygon(corners, fill=255)
+    if stroke is None:
+        ImageDraw.Draw(canvas).polygon(corners, fill=255)
+    else:  # the first edge is drawn twice, so that its corner is joined too
+        ImageDraw.Draw(canvas).line(corners + corners[:2], fill=255, width=round(stroke * scale), joint="curve")
     return canvas.reduce(scale)
+
+
+def random_centre(random: Random, height: int, width: int) -> Point:
+    """A place (x, y) near the middle, in pixels."""
+    x_wander = WANDER * height + 0.1 * (width - height)
+    return (
+        width / 2 + random.uniform(-x_wander, x_wander),
+        height / 2 + random.uniform(-WANDER, WANDER) * height,
+    )
 
 
 def draw(scene: Scene, random: Random, height: int = 64, width: int = 64) -> Image.Image:
     """An RGB picture of the scene; `random` places the shape near the middle."""
-    x_wander = WANDER * height + 0.1 * (width - height)
-    centre = (
-        width / 2 + random.uniform(-x_wander, x_wander),
-        height / 2 + random.uniform(-WANDER, WANDER) * height,
-    )
-    picture = Image.new("RGB", (width, height), COLOURS[scene.background])
-    mask = coverage(scene.shape, SIZES[scene.size] * height, centre, height, width)
+    centre = random_centre(random, height, width)
+    return painted(scene, coverage(scene.shape, SIZES[scene.size] * height, centre, height, width))
+
+
+def painted(scene: Scene, mask: Image.Image) -> Image.Image:
+    """The background of the scene, with the colour of its shape where the mask (0 to 255) says."""
+    picture = Image.new("RGB", mask.size, COLOURS[scene.background])
     picture.paste(COLOURS[scene.colour], mask=mask)
     return picture
 

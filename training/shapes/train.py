@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CLIPTokenizer
@@ -36,8 +37,10 @@ class Pictures:
     pixels: Tensor
 
     @classmethod
-    def drawn(cls, count: int, height: int, width: int, seed: int) -> "Pictures":
-        """`count` random scenes."""
+    def drawn(
+        cls, count: int, height: int, width: int, seed: int, draw: Callable[..., Image.Image] = draw
+    ) -> "Pictures":
+        """`count` random scenes, drawn by a function like `scenes.draw`."""
         random = Random(seed)
         scenes = [random_scene(random) for _ in range(count)]
         arrays = np.stack([np.asarray(draw(scene, random, height, width)) for scene in scenes])
@@ -96,18 +99,13 @@ def train_decoder(
     return stage.fit(decoder, loss_at)
 
 
-def train_denoiser(
-    stage: Stage,
-    tokenizer: CLIPTokenizer,
-    data: list[tuple[list[Scene], Tensor]],
-    on_checkpoint: Callable[[int, Denoiser], None],
-    seed: int,
-) -> Denoiser:
-    """Learns the velocity from latents to noise (rectified flow).
+def velocity_loss(
+    denoiser: Denoiser, tokenizer: CLIPTokenizer, data: list[tuple[list[Scene], Tensor]], seed: int
+) -> Callable[[int], Tensor]:
+    """The loss of each step: how far the denoiser is from the velocity from latents to noise (rectified flow).
 
     `data` holds the scenes and scaled latents of the square pictures, then of the wide ones.
     """
-    denoiser = Denoiser(tokenizer)
 
     def loss_at(step: int) -> Tensor:
         generator, random = generator_at(step, seed), Random(seed * 10_000_019 + step)
@@ -126,7 +124,7 @@ def train_denoiser(
         velocity = denoiser(noisy, 1000 * noise_shares, tokens, empty)
         return functional.mse_loss(velocity, noise - clean)
 
-    return stage.fit(denoiser, loss_at, on_checkpoint)
+    return loss_at
 
 
 def save_samples(pipe: Any, path: Path) -> None:
@@ -182,7 +180,8 @@ def main(
             save_samples(pipe, SCRATCH / f"step-{step}.png")
 
     stage = Stage("denoiser", SCRATCH, steps, 2e-3, resume)
-    denoiser = train_denoiser(stage, tokenizer, data, show, seed)
+    denoiser = Denoiser(tokenizer)
+    denoiser = stage.fit(denoiser, velocity_loss(denoiser, tokenizer, data, seed), show)
 
     pairs = [(latents[0], square.pixels), (latents[1], wide.pixels)]
     stage = Stage("decoder", SCRATCH, decoder_steps, 1e-3, resume, average_decay=0.99)
