@@ -17,6 +17,7 @@ from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
 from triton_diffusion.lora.files import LoraFiles
 from triton_diffusion.lora.loras import Loras
+from triton_diffusion.lora.row_lora_layer import Factors
 from triton_diffusion.lora.row_loras import RowLoras
 from triton_diffusion.lora.wave_loras import WaveLoras
 
@@ -73,7 +74,7 @@ def encoders(pipeline: Any) -> list[Any]:
     return [component for component in _components(pipeline) if isinstance(component, PreTrainedModel)]
 
 
-def _components(pipeline: Any) -> list[torch.nn.Module]:
+def _components(pipeline: Any) -> list[Any]:
     """The components that an adapter may change."""
     components = (getattr(pipeline, name, None) for name in pipeline._lora_loadable_modules)
     return [component for component in components if component is not None]
@@ -158,29 +159,36 @@ def _base_shapes(pipeline: Any) -> list[torch.Size]:
     ]
 
 
-def _row_layers(pipeline: Any, adapters: Mapping[str, str]) -> list[LoraLayer]:
-    """The layers of the transformers that an adapter changes, disabled, with the adapters' weights on the CPU.
+def _row_layers(pipeline: Any, adapters: Mapping[str, str]) -> list[tuple[torch.nn.Module, dict[str, Factors]]]:
+    """The layers of the transformers that an adapter changes, with the adapters' factors, on the CPU.
+
+    peft's own layers, which each request would pay for, are taken away.
 
     Raises:
         ConfigurationError: rows cannot have different adapters of that kind.
     """
-    layers: list[LoraLayer] = []
-    for component in _components(pipeline):
-        if isinstance(component, PreTrainedModel):
+    layers = []
+    for transformer in _components(pipeline):
+        if isinstance(transformer, PreTrainedModel):
             continue
-        for layer in _layers(component):
-            for name, adapter in adapters.items():
-                if (reason := _obstacle(layer, adapter)) is not None:
-                    raise ConfigurationError(f"lora {name!r} {reason}: set lora_mixed to false to serve it")
-            assert isinstance(layer, LoraLayer)
-            layer.enable_adapters(False)
-            layer.lora_A.to("cpu")
-            layer.lora_B.to("cpu")
-            layers.append(layer)
+        for layer in _layers(transformer):
+            layers.append((layer.get_base_layer(), _factors(layer, adapters)))
+        transformer.unload_lora()
     return layers
 
 
-def _obstacle(layer: BaseTunerLayer, adapter: str) -> str | None:
+def _factors(layer: Any, adapters: Mapping[str, str]) -> dict[str, Factors]:
+    factors = {}
+    for name, adapter in adapters.items():
+        if (obstacle := _obstacle(layer, adapter)) is not None:
+            raise ConfigurationError(f"lora {name!r} {obstacle}: set lora_mixed to false to serve it")
+        if adapter in layer.lora_A:
+            down, up = (matrices[adapter].weight.detach().cpu() for matrices in (layer.lora_A, layer.lora_B))
+            factors[name] = Factors(down, up.T, layer.scaling[adapter])
+    return factors
+
+
+def _obstacle(layer: Any, adapter: str) -> str | None:
     """Why a layer's rows cannot have an adapter each; None if they can."""
     if not isinstance(layer, LoraLayer):
         return "is no LoRA, but another kind of adapter"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,25 +41,29 @@ class RowLoraLayer:
     """Adds to a layer's output what the adapters of its rows add.
 
     Args:
-        layer: peft's layer, disabled.
+        layer: the linear layer itself.
+        adapters: the factors of each adapter that changes it, by the adapter's name, on the CPU.
         factors: those of the rows of the pass that runs; None if they add nothing.
         batch_invariant: multiply each row by itself.
     """
 
-    def __init__(self, layer: Any, factors: Callable[[], RowFactors | None], batch_invariant: bool) -> None:
-        self._layer = layer
+    def __init__(
+        self,
+        layer: torch.nn.Module,
+        adapters: Mapping[str, Factors],
+        factors: Callable[[], RowFactors | None],
+        batch_invariant: bool,
+    ) -> None:
+        self._adapters = adapters
         self._factors = factors
         self._batch_invariant = batch_invariant
         # A compiled model would be compiled anew for each composition of rows, up to a limit; so this part is not.
         layer.register_forward_hook(torch.compiler.disable(self._hook))  # type: ignore[no-untyped-call]
 
     def read(self, adapter: str, device: torch.device) -> Factors | None:
-        """One adapter's factors at scale 1, on the device; None if it does not change this layer."""
-        if adapter not in self._layer.lora_A:
-            return None
-        down = self._layer.lora_A[adapter].weight.detach()
-        up = self._layer.lora_B[adapter].weight.detach().T
-        return Factors(down.to(device), up.to(device), self._layer.scaling[adapter])
+        """One adapter's factors on the device; None if it does not change this layer."""
+        factors = self._adapters.get(adapter)
+        return None if factors is None else Factors(factors.down.to(device), factors.up.to(device), factors.scale)
 
     def compose(self, rows: Sequence[list[Factors]]) -> RowFactors | None:
         """The factors of a pass, from those of each row; None if no row has any."""

@@ -13,7 +13,6 @@ from diffusers.loaders.lora_base import (
     enable_lora_for_text_encoder,
     set_adapters_for_text_encoder,
 )
-from peft.tuners.lora import LoraLayer
 
 from triton_diffusion.lora.device_cache import DeviceCache
 from triton_diffusion.lora.loras import Loras
@@ -27,13 +26,13 @@ COMPOSITIONS = 4
 class RowLoras(Loras):
     """Adapter and scale may differ from row to row.
 
-    In the transformers peft's own layers stay disabled, and what they would add is added row by row (as S-LoRA, Sheng
-    et al. 2023, does for language models). A prompt is encoded for one request at a time, so the text encoders are
+    In the transformers there are no layers of peft; what these would add is added row by row (as S-LoRA, Sheng et al.
+    2023, does for language models). A prompt is encoded for one request at a time, so the text encoders are
     set as diffusers sets them.
 
     Args:
-        adapters: the pipeline's own name of each adapter, by its name.
-        layers: of the transformers, those that an adapter changes.
+        adapters: the text encoders' own name of each adapter, by its name.
+        layers: of the transformers, those that an adapter changes, with the factors of each of these adapters.
         text_encoders: the components that encode prompts.
         device: of the transformers.
         sizes, budget: bytes of each adapter, and of those that are kept on the device.
@@ -45,7 +44,7 @@ class RowLoras(Loras):
     def __init__(
         self,
         adapters: Mapping[str, str],
-        layers: Iterable[LoraLayer],
+        layers: Iterable[tuple[torch.nn.Module, Mapping[str, Factors]]],
         text_encoders: Sequence[Any],
         device: torch.device,
         sizes: dict[str, int],
@@ -58,8 +57,8 @@ class RowLoras(Loras):
         self._text_encoders = text_encoders
         self._device = device
         self._layers = [
-            RowLoraLayer(layer, functools.partial(self._current_factors, place), batch_invariant)
-            for place, layer in enumerate(layers)
+            RowLoraLayer(layer, factors, functools.partial(self._current_factors, place), batch_invariant)
+            for place, (layer, factors) in enumerate(layers)
         ]
         self._current: list[RowFactors | None] | None = None
         self._on_device: dict[str, list[Factors | None]] = {}
@@ -114,4 +113,4 @@ class RowLoras(Loras):
         ]
 
     def _bring(self, name: str) -> None:
-        self._on_device[name] = [layer.read(self._adapters[name], self._device) for layer in self._layers]
+        self._on_device[name] = [layer.read(name, self._device) for layer in self._layers]
