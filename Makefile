@@ -56,6 +56,10 @@ bench-lora: setup ## Measure waves of different LoRA adapters; writes build/lora
 bench-instances: setup ## Measure two model instances against one; writes build/instances.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.instances
 
+.PHONY: bench-tuning
+bench-tuning: setup ## Measure max_num_seqs, the wait and the modes; writes build/tuning.json and docs/tuning.png
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tuning
+
 .PHONY: families
 families: setup ## Compare every family's fused results with the stock calls; writes build/families.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
