@@ -107,5 +107,5 @@ def as_error(error: Exception) -> TritonDiffusionError:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`, did you mean 'height'?` where a known name is near, else the list of all."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     return f", did you mean {near[0]!r}?" if near else f"; known are: {', '.join(names)}"

@@ -296,5 +296,5 @@ def test_a_default_adapter_may_be_given_and_must_exist(tmp_path: Path) -> None:
 def test_an_unknown_adapter_is_refused_before_the_request_is_queued(served: Served) -> None:
     adapter = served.adapter(served.build())
     request = with_lora(SD3.requests(adapter, 1)[0], "inc")
-    with pytest.raises(FieldValueError, match="no adapter 'inc', did you mean 'ink'.*: ink, night, wide"):
+    with pytest.raises(FieldValueError, match="no adapter 'inc', did you mean 'ink'.*Known are: ink, night, wide"):
         adapter.check_request(request)

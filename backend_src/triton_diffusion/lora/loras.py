@@ -41,9 +41,10 @@ class Loras:
                 f"lora={sampling_params.lora!r}: this model has no adapters (lora_directory in config.pbtxt)"
             )
         if unknown:
+            suggestion = did_you_mean(unknown[0], self.names)
+            listed = f" Known are: {', '.join(self.names)}" if suggestion.endswith("?") else ""
             raise FieldValueError(
-                f"lora={sampling_params.lora!r}: there is no adapter {unknown[0]!r}"
-                f"{did_you_mean(unknown[0], self.names)}; this model has: {', '.join(self.names)}"
+                f"lora={sampling_params.lora!r}: there is no adapter {unknown[0]!r}{suggestion}{listed}"
             )
 
     def key(self, selection: LoraSelection) -> str | None:
