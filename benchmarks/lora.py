@@ -155,7 +155,6 @@ class PeftMixedLoras(Loras):
         super().__init__(adapter.loras.names)
         names = {name: f"lora_{number}" for number, name in enumerate(adapter.loras.names)}
         adapter.pipeline.enable_lora()
-        adapter.pipeline.set_lora_device(list(names.values()), "cpu")
         self._rows: list[str] = []
         self._own = names
         for module in adapter.pipeline.transformer.modules():

@@ -13,7 +13,6 @@ from peft.utils import get_peft_model_state_dict
 
 from triton_diffusion.lora import LoraSelection
 from triton_diffusion.lora.files import DEFAULT_FILE
-from triton_diffusion.request import OmniDiffusionRequest
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 FEED_FORWARD = ("net.0.proj", "net.2")
@@ -29,6 +28,7 @@ def write_lora(
     text_encoder: bool = False,
     transformer_2: bool = False,
     file: str = DEFAULT_FILE,
+    dropout: float = 0.0,
     alpha: int | None = None,
     **config: Any,
 ) -> Path:
@@ -39,6 +39,7 @@ def write_lora(
             every linear layer.
         text_encoder: it changes the first text encoder too.
         transformer_2: it is for Wan 2.2's second transformer.
+        dropout: of its training, noted in the file.
     """
     part = "unet" if hasattr(pipeline, "unet") else "transformer"
     transformer = pipeline.transformer_2 if transformer_2 else getattr(pipeline, part)
@@ -46,7 +47,14 @@ def write_lora(
     if text_encoder:
         encoder_targets = ("q_proj", "k_proj", "v_proj", "out_proj")
         layers["text_encoder"] = _added(pipeline.text_encoder, encoder_targets, rank, seed + 1, alpha, config)
-    states = {f"{name}_lora_layers": state for name, state in layers.items()}
+    states: dict[str, Any] = {f"{name}_lora_layers": state for name, state in layers.items()}
+    if dropout:
+        states[f"{part}_lora_adapter_metadata"] = {
+            "r": rank,
+            "lora_alpha": alpha or rank,
+            "lora_dropout": dropout,
+            "target_modules": list(targets),
+        }
     pipeline.save_lora_weights(folder, weight_name=file, **states)
     pipeline.unload_lora_weights()
     return folder
@@ -87,9 +95,8 @@ def load_into_stock(pipeline: Any, directory: Path, names: Sequence[str]) -> Non
         pipeline.load_lora_weights(directory / name, weight_name="pytorch_lora_weights.safetensors", adapter_name=name)
 
 
-def set_stock_adapters(pipeline: Any, request: OmniDiffusionRequest) -> None:
+def set_stock_adapters(pipeline: Any, selection: LoraSelection) -> None:
     """Set the adapters of one request as a user of diffusers does."""
-    selection = LoraSelection.of(request.sampling_params)
     if selection:
         pipeline.enable_lora()
         pipeline.set_adapters(selection.names, [scale for _, scale in selection.scales])

@@ -58,6 +58,14 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def _string_map(text: str) -> dict[str, str]:
+    value = _json_object(text)
+    for name, entry in value.items():
+        if not isinstance(entry, str):
+            raise ValueError(f"{name!r} must be a string, not {json.dumps(entry)}")
+    return value
+
+
 def _sampling_params(text: str) -> SamplingParams:
     return _parsed_sampling_params(_json_object(text))
 
@@ -137,10 +145,10 @@ class EngineConfig:
     lora_directory: str = _parameter(
         str, "", "Holds a folder or a .safetensors file for each LoRA adapter; begin it with ./ as model."
     )
-    loras: dict[str, Any] = dataclasses.field(
+    loras: dict[str, str] = dataclasses.field(
         default_factory=dict,
         metadata={
-            "parse": _json_object,
+            "parse": _string_map,
             "description": "JSON; further LoRA adapters by name, each a directory, a .safetensors file or a hub id.",
         },
     )

@@ -174,6 +174,7 @@ class ModelRunner:
             return
         try:
             began = time.monotonic()
+            adapter.loras.before_step([state.lora for state in states])
             predictions = adapter.denoise_step(states)
             if not isinstance(predictions, Sequence) or len(predictions) != len(states):  # before any state changes
                 raise PipelineOutputError(

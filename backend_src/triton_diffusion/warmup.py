@@ -130,6 +130,7 @@ def _request(adapter: PipelineAdapter, shape: SamplingParams, number: int) -> Om
         "num_images_per_prompt": shape.num_images_per_prompt or 1,
         "strength": 1.0,
         "seed": number,
+        "lora": shape.lora or params.lora or adapter.loras.largest(number),
     }
     tensors = {}
     if "image" in adapter.taken:

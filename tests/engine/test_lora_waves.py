@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch._dynamo.testing import CompileCounter
 
 from tests.engine.fakes import RecordedReply
+from tests.engine.served_loras import LORAS, Served, with_lora
 from tests.engine.staggered import TOGETHER, difference, run_staggered
-from tests.engine.test_lora import LORAS, Served, with_lora
 from tests.families import BY_NAME
-from tests.tiny_loras import FEED_FORWARD, load_into_stock, write_lora, write_loras
-from tests.tiny_other_pipelines import aura_flow
-from tests.tiny_pipelines import flux, pixart_alpha, stable_diffusion, stable_diffusion_3
-from triton_diffusion.adapters.loading import call_switches, load_adapter
+from tests.tiny_loras import load_into_stock, write_loras
+from triton_diffusion.adapters import RequestState, StableDiffusion3Adapter
+from triton_diffusion.adapters.loading import call_switches
+from triton_diffusion.adapters.request_state import Evaluation
 from triton_diffusion.config import EngineConfig
-from triton_diffusion.errors import ConfigurationError, FieldValueError, RequestCancelledError
-from triton_diffusion.lora.files import TWO_TRANSFORMERS, find_loras
+from triton_diffusion.errors import FieldValueError, RequestCancelledError
+from triton_diffusion.lora.files import find_loras
 from triton_diffusion.lora.loading import load_loras
-from triton_diffusion.lora.row_loras import RowLoras
 from triton_diffusion.lora.wave_loras import WaveLoras
 from triton_diffusion.request import OmniDiffusionRequest
-from triton_diffusion.sampling_params import SamplingParams
 from triton_diffusion.serving import build_engine
 
 SD3 = BY_NAME["StableDiffusion3"]
+
+MODES = pytest.mark.parametrize("mixed", [False, True], ids=["waves", "mixed"])
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_vllm_omnis_rule_keeps_different_adapters_apart_even_where_they_could_be
     assert adapter.key(ink) != adapter.key(night)
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["waves", "mixed"])
+@MODES
 def test_nothing_is_left_of_a_wave_that_failed_or_was_cancelled(served: Served, mixed: bool) -> None:
     pipeline = served.build()
     adapter = served.adapter(pipeline, lora_mixed=mixed)
@@ -147,18 +146,53 @@ def test_a_compiled_model_is_compiled_once_whoever_wants_which_adapters(
     assert graphs[0] == graphs[1] == graphs[2] > 0
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["waves", "mixed"])
+@MODES
+def test_a_class_with_steps_of_its_own_gets_the_adapters_of_each_step(served: Served, mixed: bool) -> None:
+    class OwnSteps(StableDiffusion3Adapter):
+        def denoise_step(self, states: Sequence[RequestState]) -> list[torch.Tensor]:
+            return self._parts([Evaluation(state, state.conditioning) for state in states])
+
+    def latents(loras: tuple[str | None, ...], **config: Any) -> list[torch.Tensor]:
+        adapter = OwnSteps(served.build(), EngineConfig(model="tiny", max_num_seqs=8, **config))
+        files = find_loras(str(served.directory), {}, Path())
+        adapter.loras = load_loras(adapter.pipeline, files, adapter.config)
+        found: dict[str, Any] = {}
+        adapter.decode = lambda state: found.setdefault(  # type: ignore[method-assign]
+            state.request.request_id, (state.latents, np.zeros((1, 8, 8, 3), np.uint8))
+        )[1]
+        requests = SD3.requests(adapter, len(loras), num_images_per_prompt=1, num_inference_steps=4)
+        requests = [with_lora(*each) for each in zip(requests, loras, strict=True)]
+        run_staggered(adapter, requests, (0, 1, 2, 2))
+        return [found[request.request_id][0] for request in requests]
+
+    together = latents(("ink", "night", None, "ink:0.5"), step_execution=True, lora_mixed=mixed)
+    for number, lora in enumerate(("ink", "night", None, "ink:0.5")):
+        alone = latents((None,) * number + (lora,), lora_mixed=True)[number]
+        assert difference(together[number], alone) <= 1e-5
+
+
+def test_the_factors_of_a_step_are_not_kept_for_other_requests(served: Served) -> None:
+    adapter = served.adapter(served.build(), lora_mixed=True)
+    for loras in (("ink", "night"), ("wide", "ink", None), ("night", "night")):
+        run_staggered(adapter, served.requests(adapter, loras), TOGETHER)
+        assert {selection.names[0] for rows in adapter.loras._compositions for selection in rows if selection} <= {
+            lora for lora in loras if lora
+        }
+
+
+@MODES
 def test_adapters_beyond_the_budget_take_turns_on_the_device(served: Served, mixed: bool) -> None:
     adapter = served.adapter(served.build(), lora_mixed=mixed)
-    adapter.loras.cache._budget = 80_000  # bytes, of which ink has 16 k, night 61 k and wide 56 k
+    adapter.loras.cache._budget = 80_000  # bytes, of which ink has 16 k, night 61 k and wide about 50 k
     seen = []
-    for lora in ("ink", "night", "wide", "ink"):
+    for lora in ("ink", "night", "ink", "wide"):
         request = with_lora(SD3.requests(adapter, 1)[0], lora)
         run_staggered(adapter, [request], TOGETHER)
         assert is_right(served, adapter, request)
         seen.append(adapter.loras.cache.present)
     assert seen[1] == ["ink", "night"]
-    assert seen[2] == ["wide"], "there was no room beside night, which was used later than ink"
+    assert seen[2] == ["night", "ink"]
+    assert seen[3] == ["ink", "wide"], "night was the least recently used"
 
 
 def test_a_prompt_is_encoded_anew_for_another_adapter_of_the_text_encoder_only(served: Served) -> None:
@@ -169,128 +203,6 @@ def test_a_prompt_is_encoded_anew_for_another_adapter_of_the_text_encoder_only(s
     for lora in (None, "ink", "night:2", "wide", "wide", "wide:0.5", "ink,wide"):
         adapter.encode_request(with_lora(request, lora))
     assert encode_prompt.call_count == 3, "none (or one that does not change the text encoder), wide, wide at half"
-
-
-class TestLoading:
-    """Every adapter is read and checked before the model is ready."""
-
-    def load(self, directory: Path, pipeline: Any = None, **config: Any) -> Any:
-        pipeline = pipeline or stable_diffusion_3()
-        engine_config = EngineConfig(model="tiny", lora_directory=str(directory), **config)
-        return load_loras(pipeline, find_loras(str(directory), {}, Path()), engine_config)
-
-    def test_an_adapter_of_another_pipeline_is_named(self, tmp_path: Path) -> None:
-        write_lora(flux(), tmp_path / "ink", rank=2, seed=0, targets=("single_transformer_blocks.0.attn.to_q",))
-        with pytest.raises(ConfigurationError, match=r"lora 'ink' \(.*ink/pytorch_lora.*StableDiffusion3Pipeline"):
-            self.load(tmp_path)
-
-    def test_an_adapter_for_a_larger_model_is_named(self, tmp_path: Path) -> None:
-        folder = write_lora(stable_diffusion_3(), tmp_path / "ink", rank=2, seed=0)
-        self.rewrite(
-            folder, lambda name, tensor: torch.zeros(2, 96) if name.endswith("to_q.lora_A.weight") else tensor
-        )
-        with pytest.raises(ConfigurationError, match=r"lora 'ink' .*does not fit.*"):
-            self.load(tmp_path)
-
-    def test_an_adapter_that_binds_no_layer_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "ink").mkdir()
-        save_file({"lora_te9.x.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "ink" / "a.safetensors")
-        with pytest.raises(ConfigurationError, match=r"lora 'ink'"):
-            self.load(tmp_path)
-
-    def test_an_adapter_that_is_not_finite_is_named(self, tmp_path: Path) -> None:
-        folder = write_lora(stable_diffusion_3(), tmp_path / "ink", rank=2, seed=0)
-        self.rewrite(folder, lambda _, tensor: torch.full_like(tensor, float("nan")))
-        with pytest.raises(ConfigurationError, match=r"lora 'ink' .*holds NaN or infinity"):
-            self.load(tmp_path)
-
-    def test_a_file_that_is_cut_off_is_named(self, tmp_path: Path) -> None:
-        folder = write_lora(stable_diffusion_3(), tmp_path / "ink", rank=2, seed=0)
-        file = folder / "pytorch_lora_weights.safetensors"
-        file.write_bytes(file.read_bytes()[:-100])
-        with pytest.raises(ConfigurationError, match=r"lora 'ink'"):
-            self.load(tmp_path)
-
-    def test_dora_is_served_in_waves_of_one_adapter_and_not_in_mixed_ones(self, tmp_path: Path) -> None:
-        write_lora(stable_diffusion_3(), tmp_path / "dora", rank=2, seed=0, use_dora=True)
-        assert isinstance(self.load(tmp_path), WaveLoras)
-        with pytest.raises(ConfigurationError, match=r"lora 'dora' is more than a product.*set lora_mixed to false"):
-            self.load(tmp_path, lora_mixed=True)
-
-    def test_dots_in_names_and_any_ranks_beside_each_other(self, tmp_path: Path) -> None:
-        for rank, name in ((1, "v1.0"), (16, "v1.1"), (5, "v1-2")):
-            write_lora(stable_diffusion_3(), tmp_path / name, rank=rank, seed=rank, targets=FEED_FORWARD)
-        loras = self.load(tmp_path, lora_mixed=True)
-        assert isinstance(loras, RowLoras)
-        assert loras.names == ("v1-2", "v1.0", "v1.1")
-
-    @pytest.mark.parametrize("mixed", [False, True], ids=["waves", "mixed"])
-    def test_an_adapter_for_both_of_wan_2_2s_transformers(self, tmp_path: Path, mixed: bool) -> None:
-        family = BY_NAME["Wan2.2"]
-        stock = family.build()
-        for second, file in enumerate(TWO_TRANSFORMERS):
-            write_lora(
-                family.build(), tmp_path / "ink", rank=2 + second, seed=second, transformer_2=bool(second), file=file
-            )
-            stock.load_lora_weights(
-                tmp_path / "ink", weight_name=file, adapter_name="ink", load_into_transformer_2=bool(second)
-            )
-        served = Served(family, family.build, stock, tmp_path)
-        adapter = served.adapter(family.build(), lora_mixed=mixed)
-        requests = served.requests(adapter, ("ink", "ink:0.5"))
-        run_staggered(adapter, requests, TOGETHER)
-        assert all(is_right(served, adapter, request) for request in requests)
-
-    @pytest.mark.parametrize("mixed", [False, True])
-    def test_a_pipeline_that_takes_no_adapters(self, tmp_path: Path, mixed: bool) -> None:
-        (tmp_path / "ink.safetensors").touch()
-        with pytest.raises(ConfigurationError, match="PixArtAlphaPipeline takes no LoRA adapters"):
-            self.load(tmp_path, pixart_alpha())
-
-    def rewrite(self, folder: Path, change: Any) -> None:
-        file = folder / "pytorch_lora_weights.safetensors"
-        save_file({name: change(name, tensor) for name, tensor in load_file(file).items()}, file)
-
-
-def test_a_pipeline_that_runs_by_its_stock_call_has_adapters_too(tmp_path: Path) -> None:
-    write_lora(aura_flow(), tmp_path / "loras" / "ink", rank=3, seed=0, targets="all")
-    aura_flow().save_pretrained(tmp_path / "checkpoint")
-    config = {"model": str(tmp_path / "checkpoint"), "lora_directory": str(tmp_path / "loras")}
-    adapter: Any = load_adapter(EngineConfig(**config))  # type: ignore[arg-type]
-    stock = aura_flow()
-    load_into_stock(stock, tmp_path / "loras", ["ink"])
-    request = OmniDiffusionRequest(
-        prompt="a cat",
-        request_id="one",
-        sampling_params=dataclasses.replace(adapter.defaults, seed=3, num_inference_steps=2, height=32, width=32),
-    )
-    for lora in ("ink:0.5", None, "ink:0.5"):
-        wanted = with_lora(request, lora)
-        output = run_staggered(adapter, [wanted], TOGETHER)["one"].wait()
-        stock.enable_lora() if lora else stock.disable_lora()
-        if lora:
-            stock.set_adapters(["ink"], [0.5])
-        pixels = stock(
-            "a cat",
-            generator=torch.Generator().manual_seed(3),
-            num_inference_steps=2,
-            height=32,
-            width=32,
-            output_type="np",
-        )[0]
-        assert abs(output.output.astype(float) - (pixels * 255).round()).max() <= 1
-    with pytest.raises(ConfigurationError, match="lora_mixed: StockAdapter runs the model by itself"):
-        load_adapter(EngineConfig(**config, lora_mixed=True))  # type: ignore[arg-type]
-
-
-def test_a_default_adapter_may_be_given_and_must_exist(tmp_path: Path) -> None:
-    write_lora(stable_diffusion(), tmp_path / "loras" / "ink", rank=3, seed=0)
-    stable_diffusion().save_pretrained(tmp_path / "checkpoint")
-    config: dict[str, Any] = {"model": str(tmp_path / "checkpoint"), "lora_directory": str(tmp_path / "loras")}
-    adapter = load_adapter(EngineConfig(**config, default_sampling_params=SamplingParams(lora="ink:0.5")))
-    assert adapter.defaults.lora == "ink:0.5"
-    with pytest.raises(ConfigurationError, match="default_sampling_params: .*no adapter 'inc', did you mean 'ink'"):
-        load_adapter(EngineConfig(**config, default_sampling_params=SamplingParams(lora="inc")))
 
 
 def test_an_unknown_adapter_is_refused_before_the_request_is_queued(served: Served) -> None:

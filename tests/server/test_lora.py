@@ -20,7 +20,7 @@ import pytest
 
 from tests.server.conftest import metric, occupied, wait_for_waiting, wait_until_idle
 from tests.server.repository import add_model
-from tests.tiny_loras import ATTENTION, FEED_FORWARD, load_into_stock, write_lora
+from tests.tiny_loras import ATTENTION, FEED_FORWARD, load_into_stock, set_stock_adapters, write_lora
 from tests.tiny_pipelines import stable_diffusion_3
 from triton_diffusion.embedded import TritonServer
 from triton_diffusion.lora import LoraSelection
@@ -74,12 +74,7 @@ def stock_picture(lora_directory: Path) -> Any:
     def picture(prompt: str, seed: int, lora: str) -> np.ndarray[Any, Any]:
         import torch
 
-        selection = LoraSelection.of(SamplingParams(lora=lora))
-        if selection:
-            pipeline.enable_lora()
-            pipeline.set_adapters(selection.names, [scale for _, scale in selection.scales])
-        else:
-            pipeline.disable_lora()
+        set_stock_adapters(pipeline, LoraSelection.of(SamplingParams(lora=lora)))
         generator = torch.Generator().manual_seed(seed)
         return np.asarray(pipeline(prompt, generator=generator, **DEFAULTS).images[0], dtype=int)
 

@@ -47,6 +47,8 @@ def test_a_directory_is_looked_up_beside_model_py(tmp_path: Path) -> None:
         ({"model": "a/b", "max_queue_size": "many"}, "max_queue_size='many': must be a whole number of at least 1"),
         ({"model": "a/b", "max_queue_size": "0"}, "max_queue_size='0': must be"),
         ({"model": "a/b", "strict_batch_key": "yes"}, "strict_batch_key='yes': must be true or false"),
+        ({"model": "a/b", "loras": '{"ink": 3}'}, "parameter loras=.*'ink' must be a string, not 3"),
+        ({"model": "a/b", "loras": "[]"}, "must be a JSON object"),
         ({"model": "a/b", "from_pretrained": "[1]"}, "from_pretrained=.*must be a JSON object"),
         ({"model": "a/b", "default_sampling_params": "{"}, "must be a JSON object"),
         ({"model": "a/b", "default_sampling_params": '{"steps": 3}'}, "unknown sampling parameter 'steps'"),

@@ -39,6 +39,24 @@ def test_what_is_no_list_of_adapters_is_refused_with_an_example(lora: str) -> No
         LoraSelection.of(SamplingParams(lora=lora))
 
 
+def test_a_scale_is_the_same_however_it_came() -> None:
+    fp32 = 0.800000011920929  # what 0.8 is in a tensor of FP32
+    assert LoraSelection.of(SamplingParams(lora="ink", lora_scale=fp32)) == LoraSelection.of(
+        SamplingParams(lora="ink:0.8")
+    )
+
+
+def test_two_scales_do_not_multiply_beyond_the_bounds() -> None:
+    with pytest.raises(FieldValueError, match=r"lora='ink:100' lora_scale=100: ink has the scale 10000; must be from"):
+        LoraSelection.of(SamplingParams(lora="ink:100", lora_scale=100.0))
+
+
+@pytest.mark.parametrize(("lora", "lora_scale"), [("who:0", None), ("who", 0.0), ("ink,who:0", None)])
+def test_a_name_is_checked_whatever_its_scale(lora: str, lora_scale: float | None) -> None:
+    with pytest.raises(FieldValueError, match="there is no adapter 'who'"):
+        Loras(["ink"]).check(SamplingParams(lora=lora, lora_scale=lora_scale), SamplingParams())
+
+
 def test_an_adapter_is_named_once() -> None:
     with pytest.raises(FieldValueError, match="names 'ink' twice"):
         LoraSelection.of(SamplingParams(lora="ink:0.5,ink"))
@@ -64,6 +82,7 @@ def test_a_scale_without_an_adapter_is_a_mistake_unless_it_is_the_models_default
     with pytest.raises(FieldValueError, match=r"lora_scale=0.5: scales an adapter: name it in lora"):
         loras.check(SamplingParams(lora_scale=0.5), SamplingParams())
     loras.check(SamplingParams(lora_scale=0.5), SamplingParams(lora_scale=0.5))
+    loras.check(SamplingParams(lora="", lora_scale=0.5), SamplingParams())  # none, on purpose
 
 
 def test_equal_wishes_are_equal_in_the_key_and_no_wish_is_none() -> None:
@@ -88,6 +107,8 @@ def test_each_folder_and_each_file_is_an_adapter(tmp_path: Path) -> None:
         "old/only.safetensors",
         "wan/low_noise_model.safetensors",
         "wan/high_noise_model.safetensors",
+        "two/style-low_noise.safetensors",
+        "two/style-high_noise.safetensors",
         "README.md",
         ".cache/x.safetensors",
     )
@@ -95,6 +116,7 @@ def test_each_folder_and_each_file_is_an_adapter(tmp_path: Path) -> None:
         LoraFiles("ink", str(directory), ("ink.safetensors",)),
         LoraFiles("night.v2", str(directory / "night.v2"), ("pytorch_lora_weights.safetensors",)),
         LoraFiles("old", str(directory / "old"), ("only.safetensors",)),
+        LoraFiles("two", str(directory / "two"), ("style-high_noise.safetensors", "style-low_noise.safetensors")),
         LoraFiles("wan", str(directory / "wan"), ("high_noise_model.safetensors", "low_noise_model.safetensors")),
     ]
 
@@ -112,6 +134,8 @@ def test_adapters_may_be_listed_by_name_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
+        (["evil.PT"], r"lora 'evil.PT': .*evil.PT is a pickle"),
+        (["Ink.SAFETENSORS"], r"lora 'Ink.SAFETENSORS': .*is not a .safetensors file"),
         (["ink.bin"], r"lora 'ink.bin': .*ink.bin is a pickle, which may run code: convert it to .safetensors"),
         (["ink/adapter.pt"], r"lora 'ink': .*adapter.pt is a pickle"),
         (["ink/README.md"], r"lora 'ink': there is no .safetensors file in .*ink"),

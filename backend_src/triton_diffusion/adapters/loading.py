@@ -47,6 +47,9 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     Raises:
         ConfigurationError: the checkpoint or the device is not there, or does not fit.
     """
+    lora_files = find_loras(config.lora_directory, config.loras, config.directory)
+    if lora_files:
+        check_lora_switches(config)
     own_class = imported_class(config.pipeline_class)
     pipeline_class: Any = diffusers.DiffusionPipeline
     if isinstance(own_class, type) and issubclass(own_class, diffusers.DiffusionPipeline):
@@ -65,7 +68,7 @@ def load_adapter(config: EngineConfig) -> PipelineAdapter:
     adapter = own_class(pipeline, config) if own_class is not None else adapter_for(pipeline, config)
     check_switches(adapter, config)
     check_lora_mixed(adapter, config)
-    adapter.loras = load_loras(pipeline, find_loras(config.lora_directory, config.loras, config.directory), config)
+    adapter.loras = load_loras(pipeline, lora_files, config)
     try:
         adapter.loras.check(adapter.defaults, adapter.defaults)
     except FieldValueError as error:
@@ -131,6 +134,26 @@ def check_switches(adapter: PipelineAdapter, config: EngineConfig) -> None:
             raise ConfigurationError(
                 f"config.pbtxt: parameter pipeline_calls: {path}: a cache keeps a request's activations for its next "
                 f"step, and requests that are fused would get each other's; {adapter.name} is fused, so leave it out"
+            )
+
+
+def check_lora_switches(config: EngineConfig) -> None:
+    """
+    Raises:
+        ConfigurationError: a switch with which adapters would do nothing, or could not be loaded or compiled.
+    """
+    for path, arguments in config.pipeline_calls.items():
+        name = path.rpartition(".")[2]
+        reason = {
+            "fuse_qkv_projections": "the layers that adapters change are no longer used",
+            "enable_sequential_cpu_offload": "the weights that adapters are added to are not there between passes; "
+            "enable_model_cpu_offload keeps them",
+        }.get(name)
+        if name.startswith("compile") and config.lora_mixed and arguments.get("fullgraph"):
+            reason = "rows with different adapters need graph breaks: leave fullgraph out"
+        if reason is not None:
+            raise ConfigurationError(
+                f"config.pbtxt: parameter pipeline_calls: {path}: cannot be used with LoRA adapters: {reason}"
             )
 
 

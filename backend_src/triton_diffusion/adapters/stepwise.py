@@ -62,7 +62,6 @@ class StepwiseAdapter(PipelineAdapter):
 
         Changes no state, so that it can be tried again with fewer requests.
         """
-        self.loras.before_step([state.lora for state in states])
         positive = [Evaluation(state, state.conditioning) for state in states]
         negative = [
             Evaluation(state, state.negative_conditioning)
@@ -148,6 +147,7 @@ class StepwiseAdapter(PipelineAdapter):
     def denoise(self, states: Sequence[RequestState]) -> None:
         """Take all steps that are left of all requests."""
         while running := [state for state in states if not state.is_finished]:
+            self.loras.before_step([state.lora for state in running])
             for state, noise_prediction in zip(running, self.denoise_step(running), strict=True):
                 self.step_scheduler(state, noise_prediction)
 

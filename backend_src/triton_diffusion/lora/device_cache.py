@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+import torch
+
 
 class DeviceCache:
     """Brings adapters to the device when they are needed, and takes others from it to stay within a budget.
@@ -48,3 +50,13 @@ class DeviceCache:
         for name in missing:
             self._bring(name)
             self._present[name] = None
+
+
+def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def move(parameters: Iterable[torch.nn.Parameter], device: torch.device | str) -> None:
+    """Move weights without the modules that they are part of."""
+    for parameter in parameters:
+        parameter.data = parameter.data.to(device)

@@ -18,8 +18,8 @@ PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 DEFAULT_FILE = "pytorch_lora_weights.safetensors"
 """What diffusers' `save_lora_weights` writes."""
 
-TWO_TRANSFORMERS = ("high_noise_model.safetensors", "low_noise_model.safetensors")
-"""How an adapter for Wan 2.2 is published: a file for each of its transformers."""
+HIGH_NOISE, LOW_NOISE = "high_noise", "low_noise"
+"""Wan 2.2 has two transformers; these are in the names of the files of an adapter for the first and the second one."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class LoraFiles:
 
     Args:
         source: a directory, or a hub id.
-        weights: the safetensors files in it; none lets diffusers find the one of a hub repository. The second is of
-            the second transformer.
+        weights: the safetensors files in it; none lets diffusers find the one of a hub repository.
     """
 
     name: str
@@ -51,7 +50,7 @@ def find_loras(lora_directory: str, loras: Mapping[str, str], base: Path) -> lis
     Raises:
         ConfigurationError: there is no such directory or file, a name cannot be one, or an adapter is a pickle.
     """
-    found = [*_in_directory(base / lora_directory)] if lora_directory else []
+    found = _in_directory(base / Path(lora_directory).expanduser()) if lora_directory else []
     found += [_listed(name, source, base) for name, source in loras.items()]
     names = [adapter.name for adapter in found]
     for name in names:
@@ -65,20 +64,20 @@ def find_loras(lora_directory: str, loras: Mapping[str, str], base: Path) -> lis
 def _in_directory(directory: Path) -> list[LoraFiles]:
     if not directory.is_dir():
         raise ConfigurationError(f"config.pbtxt: parameter lora_directory: {directory} is not a directory")
-    # Papers beside the adapters (a README) are none.
+    # Anything else, as a README, is no adapter.
     adapters = [
         path
         for path in sorted(directory.iterdir())
-        if not path.name.startswith(".") and (path.is_dir() or path.suffix in (".safetensors", *PICKLES))
+        if not path.name.startswith(".") and (path.is_dir() or path.suffix.lower() in (".safetensors", *PICKLES))
     ]
     return [_at_path(path.name.removesuffix(".safetensors"), path) for path in adapters]
 
 
 def _listed(name: str, source: str, base: Path) -> LoraFiles:
-    path = (base / source).expanduser()
+    path = base / Path(source).expanduser()
     if path.exists():
         return _at_path(name, path)
-    if source.startswith((".", "/", "~")) or Path(source).suffix in (".safetensors", *PICKLES):
+    if source.startswith((".", "/", "~")) or Path(source).suffix.lower() in (".safetensors", *PICKLES):
         raise ConfigurationError(f"config.pbtxt: parameter loras: {name!r}: there is no {path}")
     return LoraFiles(name, source, ())
 
@@ -94,8 +93,8 @@ def _at_path(name: str, path: Path) -> LoraFiles:
         for file in sorted(path.iterdir()):
             _refuse_pickle(name, file)
         raise ConfigurationError(f"lora {name!r}: there is no .safetensors file in {path}")
-    if set(files) == set(TWO_TRANSFORMERS):
-        return LoraFiles(name, str(path.resolve()), TWO_TRANSFORMERS)
+    if len(files) == 2 and HIGH_NOISE in files[0] and LOW_NOISE in files[1]:
+        return LoraFiles(name, str(path.resolve()), tuple(files))
     if DEFAULT_FILE not in files and len(files) > 1:
         raise ConfigurationError(
             f"lora {name!r}: {path} holds {', '.join(files)}: keep one of them, name it {DEFAULT_FILE}, or give each "
@@ -105,5 +104,5 @@ def _at_path(name: str, path: Path) -> LoraFiles:
 
 
 def _refuse_pickle(name: str, path: Path) -> None:
-    if path.suffix in PICKLES:
+    if path.suffix.lower() in PICKLES:
         raise ConfigurationError(f"lora {name!r}: {path} is a pickle, which may run code: convert it to .safetensors")

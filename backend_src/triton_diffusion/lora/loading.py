@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from triton_diffusion.config import EngineConfig
 from triton_diffusion.errors import ConfigurationError
-from triton_diffusion.lora.files import LoraFiles
+from triton_diffusion.lora.device_cache import move, num_bytes
+from triton_diffusion.lora.files import LOW_NOISE, LoraFiles
 from triton_diffusion.lora.loras import Loras
 from triton_diffusion.lora.row_lora_layer import Factors
 from triton_diffusion.lora.row_loras import RowLoras
@@ -24,6 +25,9 @@ from triton_diffusion.lora.wave_loras import WaveLoras
 logger = logging.getLogger(__name__)
 
 MEGABYTE = 2**20
+
+DIFFUSERS_LOGGERS = ("loaders.lora_base", "loaders.lora_pipeline", "loaders.peft", "utils.peft_utils")
+"""The modules of diffusers that say something about an adapter while they load it."""
 
 
 def load_loras(pipeline: Any, files: Sequence[LoraFiles], config: EngineConfig) -> Loras:
@@ -37,41 +41,31 @@ def load_loras(pipeline: Any, files: Sequence[LoraFiles], config: EngineConfig) 
             logger.warning("lora_directory: there is no adapter in %s", config.lora_directory)
         return Loras()
     if not hasattr(pipeline, "load_lora_weights"):
-        raise ConfigurationError(f"lora_directory: {type(pipeline).__name__} takes no LoRA adapters")
+        raise ConfigurationError(f"LoRA adapters: {type(pipeline).__name__} takes none")
     # Names of our own: peft names modules by them, and those may not hold a dot.
     adapters = {entry.name: f"lora_{number}" for number, entry in enumerate(files)}
-    for entry in files:
-        _load(pipeline, entry, adapters[entry.name])
-
-    sizes = {name: _num_bytes(pipeline, adapter) for name, adapter in adapters.items()}
-    in_text_encoders = [
-        name for name, adapter in adapters.items() if any(_binds(encoder, adapter) for encoder in encoders(pipeline))
-    ]
-    budget = config.lora_memory_mb * MEGABYTE
+    parameters = {entry.name: _load(pipeline, entry, adapters[entry.name]) for entry in files}
+    for component in _components(pipeline):
+        component.eval()  # the adapters' layers begin in training mode, in which some drop inputs at random
     logger.info(
         "LoRA adapters: %s (%.1f MB, of which at most %d MB stay on the device); %s",
         ", ".join(adapters),
-        sum(sizes.values()) / MEGABYTE,
+        sum(map(num_bytes, parameters.values())) / MEGABYTE,
         config.lora_memory_mb,
         "each row of a wave has its own" if config.lora_mixed else "the rows of a wave have the same",
     )
+
+    budget = config.lora_memory_mb * MEGABYTE
+    encoders = [component for component in _components(pipeline) if isinstance(component, PreTrainedModel)]
+    in_encoders = [name for name, adapter in adapters.items() if any(_weights(each, adapter) for each in encoders)]
     if not config.lora_mixed:
-        return WaveLoras(pipeline, adapters, sizes, budget, in_text_encoders)
-    return RowLoras(
-        adapters,
-        _row_layers(pipeline, adapters),
-        encoders(pipeline),
-        pipeline._execution_device,
-        sizes,
-        budget,
-        in_text_encoders,
-        config.batch_invariant,
-    )
-
-
-def encoders(pipeline: Any) -> list[Any]:
-    """The text encoders that an adapter may change."""
-    return [component for component in _components(pipeline) if isinstance(component, PreTrainedModel)]
+        return WaveLoras(pipeline, adapters, parameters, budget, in_encoders)
+    layers = _layers_without_peft(pipeline, adapters)
+    device = pipeline._execution_device
+    for encoder in encoders:
+        for adapter in adapters.values():
+            move(_weights(encoder, adapter), device)
+    return RowLoras(adapters, layers, encoders, device, budget, in_encoders, config.batch_invariant)
 
 
 def _components(pipeline: Any) -> list[Any]:
@@ -80,73 +74,64 @@ def _components(pipeline: Any) -> list[Any]:
     return [component for component in components if component is not None]
 
 
-def _layers(component: torch.nn.Module) -> list[BaseTunerLayer]:
-    return [module for module in component.modules() if isinstance(module, BaseTunerLayer)]
-
-
-def _parameters(component: torch.nn.Module, adapter: str) -> list[torch.nn.Parameter]:
+def _weights(component: torch.nn.Module, adapter: str) -> list[torch.nn.Parameter]:
+    """What an adapter has in a component."""
     return [parameter for name, parameter in component.named_parameters() if adapter in name.split(".")]
 
 
-def _binds(component: torch.nn.Module, adapter: str) -> bool:
-    return bool(_parameters(component, adapter))
-
-
-def _num_bytes(pipeline: Any, adapter: str) -> int:
-    return sum(
-        parameter.numel() * parameter.element_size()
-        for component in _components(pipeline)
-        for parameter in _parameters(component, adapter)
-    )
-
-
-def _load(pipeline: Any, entry: LoraFiles, adapter: str) -> None:
+def _load(pipeline: Any, entry: LoraFiles, adapter: str) -> list[torch.nn.Parameter]:
+    """One adapter's weights, checked and on the CPU."""
     before = _base_shapes(pipeline)
     try:
-        with _without_chatter():
-            _load_weights(pipeline, entry, adapter)
+        with _said_of(entry):
+            for file in entry.weights or (None,):
+                _load_file(pipeline, entry.source, file, adapter)
     except Exception as error:  # whatever a file of somebody else's makes of it
         reason = _first_line(error)
-        raise ConfigurationError(f"lora {entry} does not fit {type(pipeline).__name__}: {reason}") from error
-    parameters = [each for component in _components(pipeline) for each in _parameters(component, adapter)]
-    if not parameters:
+        raise ConfigurationError(f"lora {entry} cannot be loaded into {type(pipeline).__name__}: {reason}") from error
+    weights = [weight for component in _components(pipeline) for weight in _weights(component, adapter)]
+    if not weights:
         raise ConfigurationError(
             f"lora {entry} changes no layer of {type(pipeline).__name__}: it was made for another pipeline"
         )
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+    if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         raise ConfigurationError(f"lora {entry} holds NaN or infinity")
     if _base_shapes(pipeline) != before or getattr(pipeline, "_transformer_norm_layers", None):
         raise ConfigurationError(
             f"lora {entry} replaces weights of the model itself, also for requests that do not ask for it"
         )
+    move(weights, "cpu")
+    return weights
 
 
-def _load_weights(pipeline: Any, entry: LoraFiles, adapter: str) -> None:
+def _load_file(pipeline: Any, source: str, file: str | None, adapter: str) -> None:
     # Never without use_safetensors: diffusers reads pickles too, where it is not insisted on.
-    arguments = {"adapter_name": adapter, "use_safetensors": True}
-    first, *second = entry.weights or (None,)
-    pipeline.load_lora_weights(entry.source, weight_name=first, **arguments)
-    for weights in second:
-        pipeline.load_lora_weights(entry.source, weight_name=weights, load_into_transformer_2=True, **arguments)
+    arguments: dict[str, Any] = {"weight_name": file, "adapter_name": adapter, "use_safetensors": True}
+    if LOW_NOISE in (file or "") and getattr(pipeline, "transformer_2", None) is not None:
+        arguments["load_into_transformer_2"] = True
+    pipeline.load_lora_weights(source, **arguments)
 
 
 @contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Without what diffusers and peft say of every adapter that changes some components and not all."""
+def _said_of(entry: LoraFiles) -> Iterator[None]:
+    """What diffusers says while it loads an adapter, with the name of the adapter, and only what is worth saying."""
 
-    def is_worth_saying(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("No LoRA keys associated")
+    def say(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING and not message.startswith("No LoRA keys associated"):
+            logger.warning("lora %s: %s", entry, message)
+        return False
 
-    loggers = [logging.getLogger(f"diffusers.loaders.{name}") for name in ("lora_base", "peft")]
+    loggers = [logging.getLogger(f"diffusers.{name}") for name in DIFFUSERS_LOGGERS]
     for each in loggers:
-        each.addFilter(is_worth_saying)
+        each.addFilter(say)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             yield
     finally:
         for each in loggers:
-            each.removeFilter(is_worth_saying)
+            each.removeFilter(say)
 
 
 def _base_shapes(pipeline: Any) -> list[torch.Size]:
@@ -159,10 +144,12 @@ def _base_shapes(pipeline: Any) -> list[torch.Size]:
     ]
 
 
-def _row_layers(pipeline: Any, adapters: Mapping[str, str]) -> list[tuple[torch.nn.Module, dict[str, Factors]]]:
+def _layers_without_peft(
+    pipeline: Any, adapters: Mapping[str, str]
+) -> list[tuple[torch.nn.Module, dict[str, Factors]]]:
     """The layers of the transformers that an adapter changes, with the adapters' factors, on the CPU.
 
-    peft's own layers, which each request would pay for, are taken away.
+    Takes peft's own layers, which every request would pay for, away.
 
     Raises:
         ConfigurationError: rows cannot have different adapters of that kind.
@@ -171,8 +158,9 @@ def _row_layers(pipeline: Any, adapters: Mapping[str, str]) -> list[tuple[torch.
     for transformer in _components(pipeline):
         if isinstance(transformer, PreTrainedModel):
             continue
-        for layer in _layers(transformer):
-            layers.append((layer.get_base_layer(), _factors(layer, adapters)))
+        for layer in transformer.modules():
+            if isinstance(layer, BaseTunerLayer):
+                layers.append((layer.get_base_layer(), _factors(layer, adapters)))
         transformer.unload_lora()
     return layers
 
@@ -183,7 +171,7 @@ def _factors(layer: Any, adapters: Mapping[str, str]) -> dict[str, Factors]:
         if (obstacle := _obstacle(layer, adapter)) is not None:
             raise ConfigurationError(f"lora {name!r} {obstacle}: set lora_mixed to false to serve it")
         if adapter in layer.lora_A:
-            down, up = (matrices[adapter].weight.detach().cpu() for matrices in (layer.lora_A, layer.lora_B))
+            down, up = (matrices[adapter].weight.detach() for matrices in (layer.lora_A, layer.lora_B))
             factors[name] = Factors(down, up.T, layer.scaling[adapter])
     return factors
 

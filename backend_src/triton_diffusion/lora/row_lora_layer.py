@@ -9,19 +9,21 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from triton_diffusion.lora.device_cache import num_bytes
+
 
 class Factors(NamedTuple):
     """The low-rank factors of a layer: they add `inputs @ down.T @ up * scale`.
 
     Args:
-        down: [rank, in features], or [rows, rank, in features] for a factor of each row.
+        down: [rank, in features], the same for all rows, or [rows, rank, in features].
         up: [rank, out features], or [rows, rank, out features].
         scale: a number, or [rows, 1, 1].
     """
 
     down: torch.Tensor
     up: torch.Tensor
-    scale: Any
+    scale: float | torch.Tensor
 
     def added_to(self, outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """`outputs` [rows, tokens, out features], with what the factors make of `inputs` [rows, tokens, in features].
@@ -65,11 +67,18 @@ class RowLoraLayer:
         factors = self._adapters.get(adapter)
         return None if factors is None else Factors(factors.down.to(device), factors.up.to(device), factors.scale)
 
+    def num_bytes(self, adapter: str) -> int:
+        """Bytes of one adapter's factors."""
+        factors = self._adapters.get(adapter)
+        return 0 if factors is None else num_bytes([factors.down, factors.up])
+
     def compose(self, rows: Sequence[list[Factors]]) -> RowFactors | None:
         """The factors of a pass, from those of each row; None if no row has any."""
         if not any(rows):
             return None
-        return list(rows) if self._batch_invariant else stacked(rows)
+        if self._batch_invariant:
+            return list(rows)
+        return rows[0] if all(row is rows[0] for row in rows) else stacked(rows)
 
     def _hook(self, module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
         factors = self._factors()

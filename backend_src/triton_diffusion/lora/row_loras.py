@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,6 @@ from triton_diffusion.lora.loras import Loras
 from triton_diffusion.lora.row_lora_layer import Factors, RowFactors, RowLoraLayer
 from triton_diffusion.lora.selection import BASE, LoraSelection
 
-COMPOSITIONS = 4
-"""Compositions of rows whose factors are kept: with guidance, a step has up to two passes of different rows."""
-
 
 class RowLoras(Loras):
     """Adapter and scale may differ from row to row.
@@ -35,7 +31,7 @@ class RowLoras(Loras):
         layers: of the transformers, those that an adapter changes, with the factors of each of these adapters.
         text_encoders: the components that encode prompts.
         device: of the transformers.
-        sizes, budget: bytes of each adapter, and of those that are kept on the device.
+        budget: bytes of adapters that are kept on the device.
         batch_invariant: multiply each row by itself, so that its result does not depend on the ranks of the others.
     """
 
@@ -47,7 +43,6 @@ class RowLoras(Loras):
         layers: Iterable[tuple[torch.nn.Module, Mapping[str, Factors]]],
         text_encoders: Sequence[Any],
         device: torch.device,
-        sizes: dict[str, int],
         budget: int,
         in_text_encoders: Iterable[str] = (),
         batch_invariant: bool = False,
@@ -62,9 +57,15 @@ class RowLoras(Loras):
         ]
         self._current: list[RowFactors | None] | None = None
         self._on_device: dict[str, list[Factors | None]] = {}
-        self._compositions: OrderedDict[tuple[LoraSelection, ...], list[RowFactors | None]] = OrderedDict()
-        self.cache = DeviceCache(sizes, budget, self._bring, self._on_device.__delitem__)
+        self._wanted: list[LoraSelection] = []
+        self._compositions: dict[tuple[LoraSelection, ...], list[RowFactors | None]] = {}
+        self._sizes = {name: sum(layer.num_bytes(name) for layer in self._layers) for name in adapters}
+        self.cache = DeviceCache(self._sizes, budget, self._bring, self._on_device.__delitem__)
         self.before_encoding(BASE)
+
+    def largest(self, number: int) -> str:
+        by_size = sorted(self._sizes, key=lambda name: -self._sizes[name])
+        return by_size[number % len(by_size)]
 
     def before_encoding(self, selection: LoraSelection) -> None:
         super().before_encoding(selection)
@@ -78,6 +79,10 @@ class RowLoras(Loras):
 
     def before_step(self, selections: Sequence[LoraSelection]) -> None:
         self._current = None  # until a pass says what its rows are
+        if list(selections) != self._wanted:
+            # What the passes of one step need is kept for the next steps of the same requests, and no longer.
+            self._wanted = list(selections)
+            self._compositions.clear()
 
     def before_pass(self, rows: Sequence[LoraSelection]) -> None:
         self._current = self._composed(tuple(rows))
@@ -87,19 +92,16 @@ class RowLoras(Loras):
             raise RuntimeError("lora_mixed: the model was run without fused_forward, which knows the rows' adapters")
         return self._current[place]
 
-    def _composed(self, composition: tuple[LoraSelection, ...]) -> list[RowFactors | None]:
+    def _composed(self, rows: tuple[LoraSelection, ...]) -> list[RowFactors | None]:
         """The factors of all rows, for each layer; None for a layer that no row changes."""
-        if composition not in self._compositions:
-            self.cache.need(dict.fromkeys(name for selection in composition for name in selection.names))
-            own = {selection: self._factors(selection) for selection in set(composition)}
-            self._compositions[composition] = [
-                layer.compose([own[selection][place] for selection in composition])
+        self.cache.need(dict.fromkeys(name for selection in rows for name in selection.names))
+        if rows not in self._compositions:
+            own = {selection: self._factors(selection) for selection in set(rows)}
+            self._compositions[rows] = [
+                layer.compose([own[selection][place] for selection in rows])
                 for place, layer in enumerate(self._layers)
             ]
-            if len(self._compositions) > COMPOSITIONS:
-                self._compositions.popitem(last=False)
-        self._compositions.move_to_end(composition)
-        return self._compositions[composition]
+        return self._compositions[rows]
 
     def _factors(self, selection: LoraSelection) -> list[list[Factors]]:
         """What each adapter of a request adds, for each layer."""

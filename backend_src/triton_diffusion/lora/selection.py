@@ -30,7 +30,7 @@ class LoraSelection:
         Raises:
             FieldValueError: `lora` is not a list of names with scales.
         """
-        return _parsed(sampling_params.lora or "", sampling_params.lora_scale)
+        return _selection(sampling_params.lora or "", sampling_params.lora_scale)
 
     @property
     def names(self) -> list[str]:
@@ -52,9 +52,31 @@ BASE = LoraSelection()
 """No adapter: the model itself."""
 
 
+def named(sampling_params: SamplingParams) -> list[str]:
+    """The names in the `lora` of a request, those of scale 0 too.
+
+    Raises:
+        FieldValueError: `lora` is not a list of names with scales.
+    """
+    return list(_scales(sampling_params.lora or ""))
+
+
 @functools.lru_cache(maxsize=1024)
-def _parsed(lora: str, lora_scale: float | None) -> LoraSelection:
-    """`a:0.8,b:0.3`; a name alone has the scale 1."""
+def _selection(lora: str, lora_scale: float | None) -> LoraSelection:
+    factor = 1.0 if lora_scale is None else lora_scale
+    # Six digits, so that 0.8 is the same whether it came as FP32, as FP64 or as text.
+    scales = {name: float(f"{scale * factor:.6g}") for name, scale in _scales(lora).items()}
+    for name, scale in scales.items():
+        if abs(scale) > LARGEST_SCALE:
+            raise FieldValueError(
+                f"lora={lora!r} lora_scale={factor:g}: {name} has the scale {scale:g}; must be from "
+                f"{-LARGEST_SCALE:g} to {LARGEST_SCALE:g}"
+            )
+    return LoraSelection(tuple(sorted((name, scale) for name, scale in scales.items() if scale)))
+
+
+def _scales(lora: str) -> dict[str, float]:
+    """The names and scales of `a:0.8,b:0.3`; a name alone has the scale 1."""
     scales: dict[str, float] = {}
     for entry in lora.split(",") if lora.strip() else ():
         name, colon, text = (part.strip() for part in entry.partition(":"))
@@ -67,8 +89,8 @@ def _parsed(lora: str, lora_scale: float | None) -> LoraSelection:
             )
         if name in scales:
             raise FieldValueError(f"lora={lora!r}: names {name!r} twice; give it once, with one scale")
-        scales[name] = scale * (1.0 if lora_scale is None else lora_scale)
-    return LoraSelection(tuple(sorted((name, scale) for name, scale in scales.items() if scale)))
+        scales[name] = scale
+    return scales
 
 
 def _number(text: str) -> float | None:

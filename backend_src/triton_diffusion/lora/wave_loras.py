@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from triton_diffusion.lora.device_cache import DeviceCache
+import torch
+
+from triton_diffusion.lora.device_cache import DeviceCache, move, num_bytes
 from triton_diffusion.lora.loras import Loras
 from triton_diffusion.lora.selection import BASE, LoraSelection
 
@@ -16,7 +18,7 @@ class WaveLoras(Loras):
     Args:
         pipeline: with the adapters loaded.
         adapters: the pipeline's own name of each adapter, by its name.
-        sizes: bytes of each adapter.
+        parameters: the weights of each adapter, on the CPU.
         budget: bytes of adapters on the device.
     """
 
@@ -24,18 +26,21 @@ class WaveLoras(Loras):
         self,
         pipeline: Any,
         adapters: Mapping[str, str],
-        sizes: dict[str, int],
+        parameters: Mapping[str, Sequence[torch.nn.Parameter]],
         budget: int,
         in_text_encoders: Iterable[str] = (),
     ) -> None:
         super().__init__(adapters, in_text_encoders)
         self._pipeline = pipeline
         self._adapters = adapters
-        self.cache = DeviceCache(sizes, budget, self._bring, self._take)
+        self._parameters = parameters
+        self._sizes = {name: num_bytes(tensors) for name, tensors in parameters.items()}
+        self.cache = DeviceCache(self._sizes, budget, self._bring, self._take)
         self._active: LoraSelection | None = None
-        for name in adapters:
-            self._take(name)
         self._activate(BASE)
+
+    def largest(self, number: int) -> str:
+        return max(self._sizes, key=lambda name: self._sizes[name])
 
     def before_encoding(self, selection: LoraSelection) -> None:
         super().before_encoding(selection)
@@ -61,7 +66,7 @@ class WaveLoras(Loras):
         self._active = selection
 
     def _bring(self, name: str) -> None:
-        self._pipeline.set_lora_device([self._adapters[name]], self._pipeline._execution_device)
+        move(self._parameters[name], self._pipeline._execution_device)
 
     def _take(self, name: str) -> None:
-        self._pipeline.set_lora_device([self._adapters[name]], "cpu")
+        move(self._parameters[name], "cpu")
