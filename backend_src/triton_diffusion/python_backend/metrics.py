@@ -39,8 +39,7 @@ class EngineMetrics(EngineObserver):
         for name, metric in METRICS.items():
             if not metric.labels:
                 self._one(name.removeprefix(PREFIX))
-        for name in ("waiting_requests", "running_requests"):
-            self._one(name, key=OTHER_KEYS)
+        self._start_key(OTHER_KEYS)
         self._one("requests_total", outcome="completed", reason="")
         self._set_gauge("device_memory_peak_bytes", device_memory.peak_bytes())
 
@@ -96,7 +95,13 @@ class EngineMetrics(EngineObserver):
     def _key_label(self, key: SamplingParamsKey) -> str:
         if key not in self._key_labels and len(self._key_labels) < MOST_KEYS:
             self._key_labels[key] = str(key)
+            self._start_key(str(key))
         return self._key_labels.get(key, OTHER_KEYS)
+
+    def _start_key(self, label: str) -> None:
+        """Both gauges at once: a query that adds them finds nothing where one is missing."""
+        for name in ("waiting_requests", "running_requests"):
+            self._set_gauge(name, 0, key=label)
 
     def _set_gauge(self, name: str, value: int, **labels: str) -> None:
         series = (name, *labels.values())
