@@ -215,7 +215,8 @@ class DiffusionEngine:
         for request_id in outputs.stepped:
             self._pending[request_id].took_step(wave, requests, outputs.rows)
         if requests:
-            self._observers.wave_stepped(WaveStep(wave.wave_id, requests, outputs.rows, outputs.seconds))
+            step = WaveStep(wave.wave_id, requests, outputs.rows, outputs.forward_rows, outputs.seconds)
+            self._observers.wave_stepped(step)
         for request_id in outputs.denoised:
             self._pending[request_id].is_denoised = True
         with self._changed:

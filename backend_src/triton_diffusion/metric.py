@@ -67,7 +67,10 @@ METRICS = {
         "histogram", "Requests of each wave at its first step (step-wise, every step is a wave).", buckets=COUNTS
     ),
     "triton_diffusion_forward_rows": Metric(
-        "histogram", "Rows (images) that took each step together.", buckets=COUNTS
+        "histogram",
+        "Rows of each forward pass of a step: one for each image, or two where it is guided by a negative prompt; of a "
+        "pipeline that runs by its own call, images of each call.",
+        buckets=COUNTS,
     ),
     "triton_diffusion_admission_wait_seconds": Metric(
         "histogram",
@@ -79,7 +82,8 @@ METRICS = {
     ),
     "triton_diffusion_step_seconds": Metric(
         "histogram",
-        "Each step that a wave took together; of a pipeline that runs by its own call, the call.",
+        "Each step that a wave took together, on a GPU only until it was launched; of a pipeline that runs by its own "
+        "call, the call.",
         buckets=SECONDS,
     ),
     "triton_diffusion_decode_seconds": Metric("histogram", "Decoding of each request's latents.", buckets=SECONDS),

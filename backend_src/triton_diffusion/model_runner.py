@@ -124,6 +124,7 @@ class ModelRunner:
         # 2. One fused step of all
         states = [self._states[name] for name in batch.request_ids if name in self._states]
         began = time.monotonic()
+        adapter.forward_rows.clear()
         self._denoise(adapter, states, ended)
         self.release(ended)
         denoised = [state.request.request_id for state in states if state.is_finished]
@@ -132,6 +133,7 @@ class ModelRunner:
             stepped=[state.request.request_id for state in states],
             denoised=denoised,
             rows=sum(state.num_rows for state in states),
+            forward_rows=tuple(adapter.forward_rows),
             seconds=time.monotonic() - began,
         )
 

@@ -32,11 +32,18 @@ class EngineState(NamedTuple):
 
 
 class WaveStep(NamedTuple):
-    """One step that the requests of a wave took together; of a class without steps, its whole `forward`."""
+    """One step that the requests of a wave took together; of a class without steps, its whole `forward`.
+
+    Args:
+        rows: images of these requests.
+        forward_rows: rows of each forward pass: up to twice the images in all, where each is evaluated with the
+            negative prompt too.
+    """
 
     wave_id: int
     requests: int
     rows: int
+    forward_rows: Sequence[int]
     seconds: float
 
 

@@ -37,6 +37,7 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
         stepped: the requests that took the step.
         denoised: those of them that need no further one.
         rows: the rows of all requests that took it.
+        forward_rows: the rows of each forward pass that it took; by default, all rows in one.
         seconds: how long the step took, without the encoding of newcomers.
     """
 
@@ -47,12 +48,14 @@ class BatchRunnerOutput(Mapping[str, DiffusionOutput]):
         stepped: Sequence[str] = (),
         denoised: Sequence[str] = (),
         rows: int = 0,
+        forward_rows: Sequence[int] = (),
         seconds: float = 0.0,
     ) -> None:
         self._outputs = dict(outputs)
         self.stepped = stepped
         self.denoised = denoised
         self.rows = rows
+        self.forward_rows = forward_rows or ([rows] if rows else [])
         self.seconds = seconds
 
     @classmethod

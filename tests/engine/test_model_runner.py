@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine.fakes import CountingAdapter, CountingPipeline, fake_request
+from tests.families import BY_NAME
 from triton_diffusion.adapters import PipelineAdapter
 from triton_diffusion.batch import DiffusionRequestBatch
 from triton_diffusion.config import EngineConfig
@@ -107,3 +108,37 @@ def test_a_wrong_return_is_every_requests_error_and_names_the_class(returned: An
 def test_a_raising_forward_is_every_requests_error() -> None:
     results = run_to_the_end(ModelRunner(ForwardOnly(ZeroDivisionError("steps"))), "a", "b")
     assert {str(output.error) for output in results.values()} == {"ZeroDivisionError: steps"}
+
+
+@pytest.mark.parametrize(
+    ("family", "passes"),
+    [
+        ("StableDiffusion3", [4, 4, 2]),  # the five images with the negative prompt, then with their own
+        ("QwenImage", [2, 2, 1, 2, 2, 1]),  # a pass has the rows of one prompt or of the other
+    ],
+)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_step_says_how_many_rows_each_of_its_forward_passes_had(
+    family: str, passes: list[int], batch_invariant: bool
+) -> None:
+    pipeline = BY_NAME[family].build()
+    adapter = BY_NAME[family].adapter(pipeline, max_num_seqs=2, batch_invariant=batch_invariant)
+    given: list[int] = []  # counted where the rows arrive
+    pipeline.transformer.register_forward_pre_hook(
+        lambda module, _, arguments: given.append(len(arguments["hidden_states"])), with_kwargs=True
+    )
+    (request,) = BY_NAME[family].requests(adapter, 1, num_images_per_prompt=5, num_inference_steps=2)
+    runner = ModelRunner(adapter)
+    for _ in range(2):
+        given.clear()
+        step = runner.execute(DiffusionRequestBatch([request]))
+        assert step.rows == 5
+        assert list(step.forward_rows) == passes
+        assert given == ([max(passes)] * len(passes) if batch_invariant else passes), "padding is not counted"
+
+
+def test_a_step_of_a_class_without_fused_passes_counts_as_one() -> None:
+    step = ModelRunner(CountingAdapter()).execute(
+        DiffusionRequestBatch([fake_request("a", None, None), fake_request("b", None, None)])
+    )
+    assert list(step.forward_rows) == [2]

@@ -99,7 +99,9 @@ def test_each_request_is_told_of_once_by_its_outcome(start: Start) -> None:
         "nan": "failed",
     }
     assert len(recorder.ended) == len(recorder.started) == 4
-    assert [(step.wave_id, step.requests, step.rows) for step in recorder.steps] == [(1, 3, 3)] * 4
+    assert [(step.wave_id, step.requests, step.rows, step.forward_rows) for step in recorder.steps] == [
+        (1, 3, 3, [3])
+    ] * 4
     assert recorder.states[0].waiting == {recorder.started[0].key: 4}
     assert (recorder.states[-1].waiting, recorder.states[-1].running) == ({}, {})
     assert (recorder.states[-1].live_states, recorder.states[-1].remaining_steps) == (0, 0)

@@ -31,6 +31,8 @@ class StepwiseAdapter(PipelineAdapter):
 
     def __init__(self, pipeline: Any, config: EngineConfig) -> None:
         super().__init__(pipeline, config)
+        self.forward_rows: list[int] = []
+        """The rows of each forward pass, until somebody who counts them clears it."""
         encode_prompt = getattr(pipeline, "encode_prompt", None)
         if encode_prompt is not None and not isinstance(encode_prompt, PromptCache):
             pipeline.encode_prompt = PromptCache(
@@ -181,6 +183,7 @@ class StepwiseAdapter(PipelineAdapter):
                 own_loras = padded_rows(own_loras, count, limit)
             self.loras.before_pass(own_loras)
             outputs.append(module(**part, **shared, return_dict=False)[0][: rows - start])
+            self.forward_rows.append(len(outputs[-1]))
         return torch.cat(outputs)
 
     def _parts(self, evaluations: Sequence[Evaluation]) -> list[torch.Tensor]:
