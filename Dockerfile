@@ -12,7 +12,7 @@ COPY pyproject.toml README.md ./
 COPY backend_src backend_src
 COPY client client
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
-    && python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print("\n".join([*project["dependencies"], *project["optional-dependencies"]["server"]]))' > /wheels/requirements.txt
+    && python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; print("\n".join(sum((extras[name] for name in ("server", "tracing", "vision")), project["dependencies"])))' > /wheels/requirements.txt
 
 FROM triton
 ENV PATH=/opt/venv/bin:${PATH} \

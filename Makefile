@@ -71,7 +71,7 @@ docs: setup ## Write docs/reference.md anew from the tables in the code
 .PHONY: constraints
 constraints: setup ## Choose anew which releases the image installs; writes deploy/constraints.txt
 	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.12 --python-platform x86_64-unknown-linux-gnu \
-		--extra server --no-annotate --no-emit-index-url --custom-compile-command 'make constraints' \
+		--extra server --extra tracing --extra vision --no-annotate --no-emit-index-url --custom-compile-command 'make constraints' \
 		--output-file deploy/constraints.txt pyproject.toml
 
 .PHONY: train-shapes

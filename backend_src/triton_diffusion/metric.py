@@ -68,8 +68,8 @@ METRICS = {
     ),
     "triton_diffusion_forward_rows": Metric(
         "histogram",
-        "Rows of each forward pass of a step: one for each image, or two where it is guided by a negative prompt; of a "
-        "pipeline that runs by its own call, images of each call.",
+        "Rows of each forward pass of a step: one for each image, or two with a negative prompt in the same pass; of "
+        "a pipeline that runs by its own call, images of each call.",
         buckets=COUNTS,
     ),
     "triton_diffusion_admission_wait_seconds": Metric(

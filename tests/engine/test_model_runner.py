@@ -125,7 +125,7 @@ def test_a_step_says_how_many_rows_each_of_its_forward_passes_had(
     adapter = BY_NAME[family].adapter(pipeline, max_num_seqs=2, batch_invariant=batch_invariant)
     given: list[int] = []  # counted where the rows arrive
     pipeline.transformer.register_forward_pre_hook(
-        lambda module, _, arguments: given.append(len(arguments["hidden_states"])), with_kwargs=True
+        lambda _, __, arguments: given.append(len(arguments["hidden_states"])), with_kwargs=True
     )
     (request,) = BY_NAME[family].requests(adapter, 1, num_images_per_prompt=5, num_inference_steps=2)
     runner = ModelRunner(adapter)
