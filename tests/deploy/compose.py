@@ -13,6 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ("docker-compose.yml",)
 CPU = ("docker-compose.yml", "docker-compose.cpu.yml")
+REPOSITORY = ("docker-compose.yml", "docker-compose.repository.yml")
 
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+):-(?P<default>[^}]*)\}")
 _RESET = object()
@@ -44,7 +45,7 @@ def read(files: tuple[str, ...], environment: Mapping[str, str] | None = None) -
 def variables() -> dict[str, set[str]]:
     """The variables of all files, each with its defaults."""
     found: dict[str, set[str]] = {}
-    for name in CPU:
+    for name in {*CPU, *REPOSITORY}:
         for match in _VARIABLE.finditer((ROOT / name).read_text()):
             found.setdefault(match["name"], set()).add(match["default"])
     return found

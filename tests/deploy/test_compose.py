@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.deploy import compose
-from tests.deploy.compose import CPU, GPU, ROOT, seconds, words
+from tests.deploy.compose import CPU, GPU, REPOSITORY, ROOT, seconds, words
 
 
-@pytest.mark.parametrize("files", [GPU, CPU])
+@pytest.mark.parametrize("files", [GPU, CPU, REPOSITORY])
 def test_the_files_are_what_the_compose_specification_allows(files: tuple[str, ...], tmp_path: Path) -> None:
     merged = tmp_path / "compose.json"
     merged.write_text(json.dumps(compose.read(files)))
@@ -90,15 +91,40 @@ def test_docker_waits_longer_than_the_server_takes_to_stop_and_to_say_that_it_is
     assert seconds(check["timeout"]) > float(check["test"][check["test"].index("--timeout") + 1])
 
 
+EXAMPLE = (ROOT / ".env.example").read_text().splitlines()
+
+
 def test_the_example_environment_has_every_variable_with_its_default() -> None:
-    lines = (ROOT / ".env.example").read_text().splitlines()
-    example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    example = dict(line.split("=", 1) for line in EXAMPLE if line and not line.startswith("#"))
     defaults = compose.variables()
-    assert set(example) == set(defaults)
-    for name, value in example.items():
-        assert value in defaults[name], name
-    assert any(line.startswith("#HF_TOKEN=") for line in lines)
-    assert compose.read(GPU, example) == compose.read(GPU)
+    assert {name: {value} for name, value in example.items()} == defaults
+    for files in (GPU, CPU, REPOSITORY):
+        assert compose.read(files, example) == compose.read(files)
+
+
+def test_the_example_environment_names_what_the_container_gets_only_if_it_is_set() -> None:
+    passed_on = {name for name, value in services()["triton"]["environment"].items() if value is None}
+    assert passed_on == {line[1:].split("=")[0] for line in EXAMPLE if line.startswith("#") and line[1:2].isupper()}
+    assert passed_on >= {"HF_TOKEN", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+
+
+@pytest.mark.parametrize("files", [GPU, CPU])
+@pytest.mark.parametrize("environment", [{}, {"MODEL_NAME": "mine"}])
+def test_the_load_goes_to_the_model_that_is_served(files: tuple[str, ...], environment: dict[str, str]) -> None:
+    asked = compose.read(files, environment)["services"]
+    serve, load = words(asked["triton"]["command"]), words(asked["perf-analyzer"]["command"])
+    served = [serve[serve.index("--name") + 1]] if "--name" in serve else os.listdir(ROOT / "model_repository")
+    assert [load[load.index("-m") + 1]] == served
+
+
+@pytest.mark.parametrize("files", [CPU, REPOSITORY])
+def test_serve_takes_a_model_repository_as_it_is(files: tuple[str, ...]) -> None:
+    environment = {"MODEL": "someone/a-model", "MODEL_NAME": "mine", "MAX_NUM_SEQS": "6"}  # of no use here
+    arguments = words(compose.read(files, environment)["services"]["triton"]["command"])
+    assert arguments[0] == "/models"
+    command = [sys.executable, "-m", "triton_diffusion.cli", "serve", str(ROOT / "model_repository"), *arguments[1:]]
+    shown = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
+    assert "shapes" in shown
 
 
 def test_serve_takes_the_command_and_writes_what_the_variables_say() -> None:
