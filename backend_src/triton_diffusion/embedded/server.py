@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,10 +21,14 @@ from types import FrameType, TracebackType
 import psutil
 
 from triton_diffusion.embedded.installation import TritonInstallation
+from triton_diffusion.embedded.ports import PortError, check_ports, free_ports
 from triton_diffusion.embedded.server_log import ServerLog
 
 STOP_FILE = "TRITON_DIFFUSION_STOP_FILE"
 """The environment variable with the path of a file that tells the engines to answer what is left."""
+
+TRACE_CONTEXT_HEADERS = "(?i)^(traceparent|tracestate)$"
+"""The headers that Triton hands to the model as request parameters, so that a client's trace goes on in it."""
 
 ANSWER_SECONDS = 10.0
 """For unfinished requests to be answered with an error, after `exit_timeout`."""
@@ -41,10 +44,10 @@ class TritonServer:
     Args:
         model_repository: the folder of models.
         host: the address to bind; only this machine can connect by default.
-        http_port, grpc_port, metrics_port: None takes a free port.
+        http_port, grpc_port, metrics_port: None or 0 takes a free port.
         exit_timeout: seconds that running requests get to finish when the server stops.
         on_log_line: called with every line that the server prints.
-        arguments: further command line arguments for tritonserver.
+        arguments: further command line arguments for tritonserver; they win over those that are given here.
 
     Raises:
         TritonNotFoundError: no tritonserver on this machine.
@@ -65,15 +68,17 @@ class TritonServer:
     ) -> None:
         self.model_repository = Path(model_repository).resolve()
         self.host = host
-        free_ports = iter(_free_ports(3))
-        self.http_port = http_port or next(free_ports)
-        self.grpc_port = grpc_port or next(free_ports)
-        self.metrics_port = metrics_port or next(free_ports)
+        free = iter(free_ports(3))
+        self.http_port = http_port or next(free)
+        self.grpc_port = grpc_port or next(free)
+        self.metrics_port = metrics_port or next(free)
         self.exit_timeout = exit_timeout
         self.log = ServerLog(on_log_line)
         self._arguments = list(arguments)
-        # A prefix of our own tells our shared memory from that of other servers on this machine.
-        self.shared_memory_prefix = f"triton_diffusion_{uuid.uuid4().hex[:12]}_"
+        # Names of our own tell our server and its shared memory from others on this machine.
+        unique = uuid.uuid4().hex[:12]
+        self._id = f"triton-diffusion-{unique}"
+        self.shared_memory_prefix = f"triton_diffusion_{unique}_"
         self._process: subprocess.Popen[str] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -123,10 +128,21 @@ class TritonServer:
                     signal.signal(number, _exit)
 
     def start(self) -> None:
-        """Start the process; `wait_until_ready` says when it can be used."""
+        """Start the process; `wait_until_ready` says when it can be used.
+
+        Raises:
+            TritonNotFoundError: no tritonserver on this machine.
+            TritonServerError: no such repository, or a port is taken, which Triton itself finds out after it has
+                loaded the models.
+        """
         if not self.model_repository.is_dir():
             raise TritonServerError(f"the model repository {self.model_repository} is not a directory")
         installation = TritonInstallation.find()
+        ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+        try:
+            check_ports(self.host, ports)
+        except PortError as error:
+            raise TritonServerError(str(error)) from None
         self._scratch = tempfile.TemporaryDirectory(prefix="triton-diffusion-")
         backends = Path(self._scratch.name) / "backends"
         installation.link_backend_directory(backends)
@@ -143,11 +159,12 @@ class TritonServer:
         assert self._process.stdout is not None
         self.log.read(self._process.stdout)
 
-    def wait_until_ready(self, timeout: float = 600.0, on_wait: Callable[[float], None] | None = None) -> None:
+    def wait_until_ready(self, timeout: float | None = 600.0, on_wait: Callable[[float], None] | None = None) -> None:
         """Block until the server and each of its models answer that they are ready.
 
         Args:
-            timeout: seconds; loading a large checkpoint takes minutes.
+            timeout: seconds; loading a large checkpoint takes minutes, and downloading it longer. None: as long as
+                the process lives.
             on_wait: called about five times a second with the seconds waited, to show progress.
 
         Raises:
@@ -158,7 +175,7 @@ class TritonServer:
             waited = time.monotonic() - began
             if self.poll() is not None:
                 raise TritonServerError(self.log.reason(f"tritonserver exited with code {self.poll()}"))
-            if waited > timeout:
+            if timeout is not None and waited > timeout:
                 raise TritonServerError(self.log.reason(f"tritonserver was not ready after {timeout:.0f} s"))
             if on_wait is not None:
                 on_wait(waited)
@@ -182,7 +199,7 @@ class TritonServer:
                 return "the Python process of a model died (killed for lack of memory?)"
             dead_before = dead
             time.sleep(0.5)
-        return f"tritonserver ended by itself with code {self.poll()}"
+        return self.log.reason(f"tritonserver ended by itself with code {self.poll()}")
 
     def stop(self) -> None:
         """Let running requests finish (at most `exit_timeout` seconds), then end every process and clean up.
@@ -243,6 +260,7 @@ class TritonServer:
 
     def _command_line(self, backends: Path) -> list[str]:
         return [
+            f"--id={self._id}",
             f"--model-repository={self.model_repository}",
             f"--backend-directory={backends}",
             f"--http-address={self.host}",
@@ -253,10 +271,15 @@ class TritonServer:
             f"--metrics-port={self.metrics_port}",
             f"--exit-timeout-secs={round(self.exit_timeout + ANSWER_SECONDS)}",
             f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
+            f"--http-header-forward-pattern={TRACE_CONTEXT_HEADERS}",
+            f"--grpc-header-forward-pattern={TRACE_CONTEXT_HEADERS}",
             *self._arguments,
         ]
 
     def _is_ready(self) -> bool:
+        server = self._http("GET", "/v2")
+        if server is None or self._id not in server.decode(errors="replace"):
+            return False  # another server, which took the port in the meantime, may be ready
         if self._http("GET", "/v2/health/ready") is None:
             return False
         index = self._http("POST", "/v2/repository/index")
@@ -272,21 +295,9 @@ class TritonServer:
             with urllib.request.urlopen(request, timeout=5) as response:
                 body: bytes = response.read()
                 return body
-        except (urllib.error.URLError, OSError):
+        except (OSError, http.client.HTTPException):
             return None
 
 
 def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     sys.exit(128 + number)
-
-
-def _free_ports(count: int) -> list[int]:
-    """`count` different free TCP ports; all sockets are held until all ports are known."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [int(held.getsockname()[1]) for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
