@@ -15,10 +15,16 @@ from rich.console import Console
 
 from triton_diffusion import __version__
 from triton_diffusion.deployment.command_line import with_model_options
-from triton_diffusion.deployment.existing import DEFAULT_REPOSITORY, existing_repository, refuse_options
+from triton_diffusion.deployment.existing import (
+    DEFAULT_REPOSITORY,
+    existing_repository,
+    refuse_options,
+    refuse_other_models,
+)
 from triton_diffusion.deployment.plan import plan_models
 from triton_diffusion.deployment.repository import check_can_write, repository_files, show_files, write_repository
 from triton_diffusion.embedded import TritonNotFoundError, TritonServer, TritonServerError
+from triton_diffusion.embedded.server_options import ServerOptions
 from triton_diffusion.errors import ConfigurationError, InvalidRequestError
 from triton_diffusion_client.cli import generate
 from triton_diffusion_client.errors import DiffusionClientError
@@ -27,6 +33,7 @@ from triton_diffusion_client.health import health
 app = typer.Typer(
     help="Serve diffusion models on Triton Inference Server, and use them.",
     no_args_is_help=True,
+    rich_markup_mode=None,  # its tables cut the names of options where the terminal is narrow
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
@@ -85,19 +92,38 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8002,
+    triton_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--triton-option",
+            metavar="NAME=VALUE",
+            help="An option of tritonserver: trace-config=rate=1; once for each of several.",
+        ),
+    ] = None,
     exit_timeout: Annotated[float, typer.Option(help="Seconds for running requests to finish at the end.")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show warnings and errors of Triton's log only.")] = False,
 ) -> None:
     """Serve models on Triton until Ctrl-C or SIGTERM."""
+    server_options = ServerOptions(
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        exit_timeout=exit_timeout,
+        triton_options=triton_options or (),
+        quiet=quiet,
+    )
     existing = existing_repository(model, wanted_else=bool(named_models or config))
     if existing is not None:
-        refuse_options(existing, given, model=named_models, config=config, repository=repository)
+        refuse_options(existing, given, model=named_models, config=config, repository=repository, force=force)
         if dry_run:
             show_files({path: path.read_text() for path in sorted(existing.glob("*/config.pbtxt"))})
         else:
-            _run_server(existing, host, http_port, grpc_port, metrics_port, exit_timeout, quiet)
+            _run_server(existing, server_options)
         return
     models = plan_models(model, named_models or [], config, given, _warn)
+    if repository is not None:
+        refuse_other_models(repository, models)
     if dry_run:
         check_can_write(repository or Path(), models, force=force or repository is None)
         show_files({(repository or Path()) / path: text for path, text in repository_files(models).items()})
@@ -106,7 +132,7 @@ def serve(
         if repository is None:
             repository = Path(stack.enter_context(TemporaryDirectory(prefix="triton-diffusion-models-")))
         write_repository(repository, models, force=force)
-        _run_server(repository, host, http_port, grpc_port, metrics_port, exit_timeout, quiet)
+        _run_server(repository, server_options)
 
 
 @app.command()
@@ -135,36 +161,30 @@ def _warn(text: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: {text}", style="yellow", markup=False)
 
 
-def _run_server(
-    model_repository: Path,
-    host: str,
-    http_port: int,
-    grpc_port: int,
-    metrics_port: int,
-    exit_timeout: float,
-    quiet: bool,
-) -> None:
+def _run_server(model_repository: Path, options: ServerOptions) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
 
     def show(line: str) -> None:
-        if not quiet or line.startswith(("W", "E", "F")):
+        if not options.quiet or line.startswith(("W", "E", "F")):
             console.print(line, markup=False)
 
     server = TritonServer(
         model_repository,
-        host=host,
-        http_port=http_port or None,
-        grpc_port=grpc_port or None,
-        metrics_port=metrics_port or None,
-        exit_timeout=exit_timeout,
+        host=options.host,
+        http_port=options.http_port,
+        grpc_port=options.grpc_port,
+        metrics_port=options.metrics_port,
+        exit_timeout=options.exit_timeout,
         on_log_line=show,
+        arguments=options.arguments,
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         server.start()
         with console.status("starting Triton") as status:
-            server.wait_until_ready(on_wait=lambda seconds: status.update(f"loading models: {seconds:.0f} s"))
+            # A checkpoint may have to be downloaded first, which takes as long as it takes.
+            server.wait_until_ready(None, on_wait=lambda seconds: status.update(f"loading models: {seconds:.0f} s"))
         console.print(f"ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}/metrics")
         raise TritonServerError(server.wait())
     except KeyboardInterrupt:

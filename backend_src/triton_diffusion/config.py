@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ DTYPES = {
     "float16": "float16",
     "fp16": "float16",
 }
+
+
+LARGEST = 2**31 - 1
+"""Of the 32 bits of Triton's own fields."""
 
 
 def _parameter(parse: Callable[[str], Any], default: Any, description: str) -> Any:
@@ -39,7 +44,15 @@ def positive(text: str) -> int:
         number = 0
     if number < 1:
         raise ValueError("must be a whole number of at least 1")
+    if number > LARGEST:
+        raise ValueError(f"must be at most {LARGEST}")
     return number
+
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text) is None:
+        raise ValueError("must be auto, cpu, cuda, or cuda:1 for the second GPU")
+    return text
 
 
 def _boolean(text: str) -> bool:
@@ -106,7 +119,9 @@ class EngineConfig:
 
     model: str = _parameter(str, "", "A directory (begin it with ./ to mean the folder of model.py) or a hub id.")
     dtype: str = _parameter(_dtype, "auto", "float32, bfloat16, float16 or auto: bfloat16 on a GPU, else float32.")
-    device: str = _parameter(str, "auto", "cpu, cuda, cuda:1 … or auto: the instance's GPU, else any, else the CPU.")
+    device: str = _parameter(
+        _device, "auto", "cpu, cuda, cuda:1 … or auto: the instance's GPU, else any, else the CPU."
+    )
     max_queue_size: int = _parameter(positive, 1024, "Requests that may wait; one more is refused as UNAVAILABLE.")
     max_pixels: int = _parameter(positive, 2048 * 2048, "The largest height times width of a request.")
     step_execution: bool = _parameter(
@@ -207,6 +222,16 @@ class EngineConfig:
                 f"config.pbtxt: max_batch_size={max_batch_size}: must be at least 1; it is the most requests of a wave"
             )
         batching = model_config.get("dynamic_batching", {})
+        max_pixels = values.get("max_pixels", PARAMETERS["max_pixels"].default)
+        for shape in values.get("warmup_shapes", ()):
+            # A side that is not given is as long as the other, as in a request.
+            height, width = shape.height or shape.width or 0, shape.width or shape.height or 0
+            if height * width > max_pixels:
+                raise ConfigurationError(
+                    f"config.pbtxt: parameter warmup_shapes: height={height} width={width} is more than max_pixels "
+                    f"{max_pixels}, so no request may have it; choose a smaller shape, or set max_pixels to "
+                    f"{height * width}"
+                )
         return cls(
             **{**values, "model": _resolved_model(values["model"], directory)},
             max_num_seqs=max_batch_size,

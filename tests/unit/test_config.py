@@ -43,6 +43,11 @@ def test_a_directory_is_looked_up_beside_model_py(tmp_path: Path) -> None:
         ({"model": "a/b", "warmup_shapes": "{}"}, "warmup_shapes='{}': must be a JSON list of objects"),
         ({"model": "a/b", "warmup_shapes": "[1]"}, "must be a JSON list of objects"),
         ({"model": "a/b", "warmup_shapes": "[{"}, "must be a JSON list of objects"),
+        (
+            {"model": "a/b", "warmup_shapes": '[{"width": 64}]', "max_pixels": "4095"},
+            "warmup_shapes: height=64 width=64 is more than max_pixels 4095.* set max_pixels to 4096",
+        ),
+        ({"model": "a/b", "device": "gpu"}, "device='gpu': must be auto, cpu, cuda, or cuda:1"),
         ({"model": "a/b", "dtype": "int8"}, "parameter dtype='int8': must be one of auto, float32"),
         ({"model": "a/b", "max_queue_size": "many"}, "max_queue_size='many': must be a whole number of at least 1"),
         ({"model": "a/b", "max_queue_size": "0"}, "max_queue_size='0': must be"),

@@ -139,6 +139,8 @@ def test_a_dry_run_shows_every_file_and_writes_none(checkpoint: Path, tmp_path: 
     ("arguments", "message"),
     [
         (["--max-num-seqs", "3"], "--max-num-seqs: .* is a Triton model repository.*set max_batch_size in its config"),
+        (["--name", "x"], "--name: .* as they are; rename its folder"),
+        (["--force"], "--force: .* is a Triton model repository, which is served as it is"),
         (["--no-warmup"], "--warmup: .*set parameter warmup in its config.pbtxt"),
         (["--gpus", "0"], "set instance_group .* in its config.pbtxt"),
         (["--repository", "x"], "--repository x: .* is a Triton model repository"),
@@ -166,3 +168,53 @@ def test_without_arguments_it_serves_the_default_repository(
         raise ended.exception or AssertionError
     write_repository(tmp_path / "model_repository", plan(checkpoint))
     assert "==> model_repository/sd3/config.pbtxt <==" in CliRunner().invoke(app, ["serve", "--dry-run"]).stdout
+
+
+def test_a_folder_with_other_models_is_not_served_by_the_name_of_one(checkpoint: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    write_repository(repository, plan(checkpoint, name="other"))
+    for more in ([], ["--dry-run"]):
+        ended = CliRunner().invoke(app, ["serve", str(checkpoint), "--repository", str(repository), *more])
+        with pytest.raises(ConfigurationError, match="--repository .*: holds other too, which would be served"):
+            raise ended.exception or AssertionError
+    assert not (repository / "sd3").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_folder_below_a_file_is_refused(checkpoint: Path, tmp_path: Path, more: list[str]) -> None:
+    (tmp_path / "file").touch()
+    ended = CliRunner().invoke(app, ["serve", str(checkpoint), "--repository", str(tmp_path / "file" / "x"), *more])
+    with pytest.raises(ConfigurationError, match="file/x: .*/file is a file; the model repository is a folder"):
+        raise ended.exception or AssertionError
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(checkpoint: Path) -> None:
+    ended = CliRunner().invoke(app, ["init", "/proc/x", str(checkpoint)])
+    with pytest.raises(ConfigurationError, match="^/proc/x.*(cannot be written|choose another folder)"):
+        raise ended.exception or AssertionError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--http-port", "99999"], "--http-port 99999: must be from 0 to 65535"),
+        (["--grpc-port", "8000"], "--grpc-port 8000: --http-port is the same; give each a port of its own"),
+        (["--host", "no host"], "--host no host: is no address"),
+        (["--exit-timeout", "-1"], "--exit-timeout -1: must be seconds from 0 to 86400"),
+        (["--exit-timeout", "nan"], "--exit-timeout nan: must be seconds"),
+        (["--triton-option", "log-verbose"], "--triton-option log-verbose: must be NAME=VALUE"),
+        (["--triton-option", "http-port=1"], "--triton-option http-port=1: give --http-port instead"),
+        (["--triton-option", "id=x"], "--triton-option id=x: serve needs id for itself"),
+    ],
+)
+def test_options_of_the_server_are_checked_in_a_dry_run_too(
+    checkpoint: Path, arguments: list[str], message: str
+) -> None:
+    ended = CliRunner().invoke(app, ["serve", str(checkpoint), *arguments, "--dry-run"])
+    with pytest.raises(ConfigurationError, match=message):
+        raise ended.exception or AssertionError
+
+
+def test_free_ports_are_not_the_same_port(checkpoint: Path) -> None:
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    assert CliRunner().invoke(app, ["serve", str(checkpoint), *ports, "--dry-run"]).exit_code == 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from triton_diffusion.config import TRITONS_OWN
 from triton_diffusion.deployment.model_options import MODEL_OPTIONS
 from triton_diffusion.deployment.model_source import INDEX, is_repository
+from triton_diffusion.deployment.served_model import ServedModel
 from triton_diffusion.errors import ConfigurationError
 
 DEFAULT_REPOSITORY = Path("model_repository")
@@ -46,13 +47,29 @@ def refuse_options(existing: Path, given: Iterable[str], **others: object) -> No
     """
     for name in given:
         field = TRITONS_OWN.get(name, f"parameter {name}")
+        remedy = "rename its folder" if name == "name" else f"set {field} in its config.pbtxt"
         raise ConfigurationError(
             f"{MODEL_OPTIONS[name].flag}: {existing} is a Triton model repository, whose models are served as they "
-            f"are; set {field} in its config.pbtxt"
+            f"are; {remedy}"
         )
     for name, value in others.items():
         if value:
             shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            given_as = f"--{name}" if value is True else f"--{name} {shown}"
             raise ConfigurationError(
-                f"--{name} {shown}: {existing} is a Triton model repository, which is served as it is; leave one out"
+                f"{given_as}: {existing} is a Triton model repository, which is served as it is; leave one out"
             )
+
+
+def refuse_other_models(repository: Path, models: Sequence[ServedModel]) -> None:
+    """
+    Raises:
+        ConfigurationError: the folder holds models that are not planned, and that Triton would serve too.
+    """
+    planned = {model.name for model in models}
+    others = sorted(path.parent.name for path in repository.glob("*/config.pbtxt") if path.parent.name not in planned)
+    if others:
+        raise ConfigurationError(
+            f"--repository {repository}: holds {', '.join(others)} too, which would be served as well; give another "
+            f"folder, or write into it by init and serve all of it: triton-diffusion serve {repository}"
+        )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from triton_diffusion.config import PARAMETERS, positive
+from triton_diffusion.config import LARGEST, PARAMETERS, positive
 from triton_diffusion.errors import ConfigurationError, did_you_mean
 
 Warn = Callable[[str], None]
@@ -48,13 +47,16 @@ class ModelOption:
         return isinstance(self.default, bool)
 
 
+LONGEST_WAIT_MS = 24 * 60 * 60 * 1000
+
+
 def _milliseconds(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < math.inf:
-        raise ValueError("must be a number of milliseconds, 0 or more")
+    if not 0 <= number <= LONGEST_WAIT_MS:
+        raise ValueError(f"must be a number of milliseconds from 0 to {LONGEST_WAIT_MS}, a day")
     return number
 
 
@@ -62,6 +64,8 @@ def _gpus(text: str) -> tuple[int, ...]:
     if re.fullmatch(r"\d+(,\s*\d+)*", text) is None:
         raise ValueError("must be numbers of GPUs with commas between them, like 0,1")
     gpus = tuple(int(number) for number in text.split(","))
+    if max(gpus) > LARGEST:
+        raise ValueError(f"must be numbers of GPUs, at most {LARGEST}")
     if len(set(gpus)) < len(gpus):
         raise ValueError("names a GPU twice; give each once, and --instances for several engines on each")
     return gpus
@@ -148,7 +152,10 @@ def checked(given: Mapping[str, object], label: Callable[[str], str], warn: Warn
     for name, value in given.items():
         if name not in options:
             raise ConfigurationError(f"{label(name)}: unknown option{did_you_mean(name, options)}")
-        texts[name] = as_text(value)
+        try:
+            texts[name] = as_text(name, value)
+        except TypeError as error:  # a date of YAML, say
+            raise ConfigurationError(f"{label(name)}={value}: {error}; write it in quotes") from None
         try:
             if value is None:
                 raise ValueError("has no value; give one or leave the option out")
@@ -158,11 +165,15 @@ def checked(given: Mapping[str, object], label: Callable[[str], str], warn: Warn
     return _without_deprecated_name(texts, label, warn)
 
 
-def as_text(value: object) -> str:
-    """A plain value (of YAML, say) as config.pbtxt's parameters hold it."""
+def as_text(name: str, value: object) -> str:
+    """A plain value (of YAML, say) of an option as config.pbtxt's parameters hold it.
+
+    Raises:
+        TypeError: it is no value of JSON.
+    """
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if name == "gpus" and isinstance(value, list) and all(type(item) is int for item in value):
         return ",".join(map(str, value))
     return json.dumps(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,18 +50,26 @@ def write_repository(directory: Path, models: Sequence[ServedModel], *, force: b
     written = []
     for path, text in repository_files(models).items():
         written.append(directory / path)
-        written[-1].parent.mkdir(parents=True, exist_ok=True)
-        written[-1].write_text(text)
+        try:
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            written[-1].write_text(text)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{written[-1]}: cannot be written: {error.strerror}; choose another folder"
+            ) from None
     return written
 
 
 def check_can_write(directory: Path, models: Sequence[ServedModel], *, force: bool) -> None:
     """
     Raises:
-        ConfigurationError: a model of that name is there already, and is another one.
+        ConfigurationError: a model of that name is there already, and is another one; or nothing can be written there.
     """
-    if directory.exists() and not directory.is_dir():
-        raise ConfigurationError(f"{directory} is a file; the model repository is a folder")
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ConfigurationError(f"{directory}: {nearest} is a file; the model repository is a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"{directory}: {nearest} cannot be written to; choose another folder")
     for model in models:
         same = all(
             (directory / path).is_file() and (directory / path).read_text() == text
@@ -133,5 +142,8 @@ def _import_path(model: ServedModel) -> str:
 
 def _check(config: str) -> None:
     """Read the file as Triton and the engine will."""
-    message = text_format.Parse(config, model_config_pb2.ModelConfig())
+    try:
+        message = text_format.Parse(config, model_config_pb2.ModelConfig())
+    except (text_format.ParseError, ValueError) as error:
+        raise ConfigurationError(f"{error}: what was given makes no config.pbtxt:\n{config}") from None
     EngineConfig.from_model_config(json_format.MessageToDict(message, preserving_proto_field_name=True), Path("/"))

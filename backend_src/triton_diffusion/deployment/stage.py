@@ -7,6 +7,7 @@ what is so here anyway, and refused with what to write instead where it is not.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,7 +127,9 @@ def _take(options: dict[str, Any], name: str, source: dict[str, Any], key: str, 
 
 def _map(value: object, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{place}: must be a map")
+        raise ConfigurationError(
+            f"{place}: must be a map of its keys, not {json.dumps(value, default=str)}; remove it if it has none"
+        )
     return dict(value)
 
 

@@ -33,11 +33,7 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
     Raises:
         PortError: one of them cannot be bound.
     """
-    try:
-        family, _, _, _, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise PortError(f"--host {host}: is no address: {why}; 127.0.0.1 is this machine, 0.0.0.0 all of it") from None
+    family, address = check_address(host)
     for option, port in ports.items():
         with socket.socket(family) as probe:
             # Connections that a server has closed do not hold its port.
@@ -46,6 +42,22 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
                 probe.bind((address, port))
             except OSError as error:
                 raise PortError(_reason(error, host, option, port)) from None
+
+
+def check_address(host: str) -> tuple[int, str]:
+    """The family of the address, and the address as a number.
+
+    Raises:
+        PortError: there is no such address.
+    """
+    try:
+        family, _, _, _, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise PortError(
+            f"--host {host}: is no address ({why}); 127.0.0.1 is this machine, 0.0.0.0 lets others in"
+        ) from None
+    return family, str(address)
 
 
 def _reason(error: OSError, host: str, option: str, port: int) -> str:
