@@ -105,9 +105,9 @@ def test_several_models_have_options_of_their_own_and_the_command_line_wins(writ
     models = plan(None, file=path)
     assert [(model.name, model.max_num_seqs) for model in models] == [("a", 2), ("b", 3)]
     assert warnings == [f"{path}: models.b.diffusion_batch_size is deprecated; its name is models.b.max_num_seqs now"]
-    models = plan(None, file=path, max_num_seqs="8")
-    assert [model.max_num_seqs for model in models] == [8, 8]
-    assert models[0].parameters == {"dtype": "bfloat16"}
+    models = plan(None, file=path, instances="8", dtype="float16")
+    assert [model.instances for model in models] == [8, 8]
+    assert models[0].parameters == {"dtype": "float16"}
     other = make_checkpoint(path.parent / "other")
     models = plan(None, f"b={other}", f"c={other}", file=path)
     assert [(model.name, Path(model.model).name, model.max_num_seqs) for model in models] == [
@@ -119,11 +119,32 @@ def test_several_models_have_options_of_their_own_and_the_command_line_wins(writ
         plan(other, file=path)
 
 
-def test_the_command_line_wins_under_either_name_of_the_capacity(write: Write) -> None:
-    path = write("{model: sd3, max_num_seqs: 2}")
-    assert plan(None, file=path, diffusion_batch_size="8")[0].max_num_seqs == 8
-    path = write("{model: sd3, diffusion_batch_size: 2}")
-    assert plan(None, file=path, max_num_seqs="8")[0].max_num_seqs == 8
+@pytest.mark.parametrize("name", ["max_num_seqs", "diffusion_batch_size"])
+def test_the_command_line_wins_under_the_same_name_of_the_capacity_only(write: Write, name: str) -> None:
+    path = write(f"{{model: sd3, {name}: 2}}")
+    assert plan(None, file=path, **{name: "8"})[0].max_num_seqs == 8
+    (other,) = {"max_num_seqs", "diffusion_batch_size"} - {name}
+    assert plan(None, file=path, **{other: "2"})[0].max_num_seqs == 2
+    message = (
+        f"deploy.yaml: {name}=2 and --{other.replace('_', '-')}=8 differ, and mean the same; .*write max_num_seqs"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        plan(None, file=path, **{other: "8"})
+
+
+def test_a_flat_file_without_a_model_is_the_options_of_each(write: Write) -> None:
+    path = write("{max_num_seqs: 4}")
+    sd3 = path.parent / "sd3"
+    models = plan(None, f"a={sd3}", f"b={sd3}", file=path)
+    assert [(model.name, model.max_num_seqs) for model in models] == [("a", 4), ("b", 4)]
+
+
+def test_a_flat_file_with_a_model_takes_no_other_beside_it(write: Write) -> None:
+    path = write("{model: sd3, max_num_seqs: 4}")
+    with pytest.raises(ConfigurationError, match=r"--model a=.*: .*deploy.yaml holds sd3 already, .*below models: in"):
+        plan(None, f"a={path.parent / 'sd3'}", file=path)
+    (model,) = plan(None, f"sd3={make_checkpoint(path.parent / 'other')}", file=path)
+    assert (Path(model.model).name, model.max_num_seqs) == ("other", 4)
 
 
 @pytest.mark.parametrize(

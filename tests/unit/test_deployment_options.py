@@ -162,6 +162,7 @@ def test_several_models_share_the_options_of_the_command_line(tmp_path: Path) ->
     [
         ("{}", ["a={}"], {}, "give MODEL, or --model for each"),
         (None, ["a={}", "a={}"], {}, "two models are called a; give each a name of its own"),
+        (None, ["a={}", "A={}"], {}, "two models are called a; "),
         (None, ["a={}", "b={}"], {"name": "c"}, "--name c: there are 2 models; give --model NAME=MODEL"),
         (None, ["a b={}"], {}, "--model a b=.*: name=a b: must be letters"),
         (None, ["a="], {}, "model=: must be a directory or a hub id"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from triton_diffusion.embedded import TritonInstallation, TritonNotFoundError, TritonServer, TritonServerError
 from triton_diffusion.embedded.ports import PortError, check_ports
+from triton_diffusion.embedded.server_log import ServerLog
 
 
 def test_the_container_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +106,21 @@ def test_another_server_on_the_port_does_not_make_ours_ready(tmp_path: Path) -> 
         finally:
             other.shutdown()
             thread.join()
+
+
+def test_without_a_gpu_tritons_empty_list_is_explained() -> None:
+    log = ServerLog()
+    line = 'E1130 00:00:00.000000 1 a.cc:1] "failed to load x: invalid gpu id 0. GPUs with at least 6.0 are: "\n'
+    log.read(io.StringIO(line))
+    assert log.reason("ended").endswith("6.0 are: none: no GPU was found")
+
+
+def test_of_a_wrong_option_the_complaint_is_shown_and_not_the_usage(tmp_path: Path) -> None:
+    server = TritonServer(tmp_path, arguments=["--nonsense=1"])
+    try:
+        server.start()
+        with pytest.raises(TritonServerError, match="unrecognized option '--nonsense=1'") as failed:
+            server.wait_until_ready(timeout=None)
+    finally:
+        server.stop()
+    assert "--http-port" not in str(failed.value)

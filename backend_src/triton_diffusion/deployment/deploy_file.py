@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -23,8 +23,19 @@ NOT_HERE = {
 """Keys that somebody may look for, and where what they mean is said."""
 
 
-def read_deploy_file(path: Path, warn: Warn) -> list[dict[str, str]]:
-    """The checked options of each model; paths are relative to the file.
+class DeployFile(NamedTuple):
+    """
+    Args:
+        models: the checked options of each model.
+        names_models: whether it is of the form that names each model, to which others may be added.
+    """
+
+    models: list[dict[str, str]]
+    names_models: bool
+
+
+def read_deploy_file(path: Path, warn: Warn) -> DeployFile:
+    """What the file says; paths are relative to it.
 
     Three forms: `stage_args`, a list of vLLM-Omni's stages; `models`, the options of each model by its name; or the
     options of one model alone.
@@ -54,7 +65,7 @@ def read_deploy_file(path: Path, warn: Warn) -> list[dict[str, str]]:
             models.append(with_absolute_paths(options, path.absolute().parent))
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {place}{error}") from None
-    return models
+    return DeployFile(models, names_models=form == "models")
 
 
 def _stages(path: Path, content: Mapping[str, Any], warn: Warn) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,8 @@ def nobody(text: str) -> None:
     """Is told, and tells nobody."""
 
 
+CAPACITY, DEPRECATED_CAPACITY = "max_num_seqs", "diffusion_batch_size"
+
 Given = Mapping[str, str]
 """Options that somebody gave, by name, each as the text that config.pbtxt would hold."""
 
@@ -140,6 +142,8 @@ MODEL_OPTIONS: dict[str, ModelOption] = {option.name: option for option in _OWN}
 def checked(given: Mapping[str, object], label: Callable[[str], str], warn: Warn) -> dict[str, str]:
     """The options as texts, each of which parses; `max_num_seqs` whichever of its two names was given.
 
+    The deprecated name stays beside it, for whoever compares it with another source.
+
     Args:
         given: plain values, or texts.
         label: an option's name as whoever gave it wrote it.
@@ -179,10 +183,10 @@ def as_text(name: str, value: object) -> str:
 
 
 def _without_deprecated_name(texts: dict[str, str], label: Callable[[str], str], warn: Warn) -> dict[str, str]:
-    old, new = "diffusion_batch_size", "max_num_seqs"
+    old, new = DEPRECATED_CAPACITY, CAPACITY
     if old not in texts:
         return texts
-    value = texts.pop(old)
+    value = texts[old]
     if new in texts and positive(texts[new]) != positive(value):
         raise ConfigurationError(
             f"{label(new)}={texts[new]} and {label(old)}={value} differ, and mean the same; {label(old)} is "

@@ -41,7 +41,11 @@ class ServerLog:
         errors = [match["message"] for match in map(_ERROR_LINE.match, lines) if match]
         failures = [message for message in errors if message.startswith("failed to ")]
         # The server appends the place in the backend's source, after this mark.
-        shown = [message.split("\\n\\nAt:")[0] for message in failures or errors or lines[-20:]]
+        shown = [message.split("\\n\\nAt:")[0] for message in failures or errors or _without_usage(lines)[-20:]]
+        # Triton lists the GPUs that there are, if there are any.
+        shown = [
+            f"{line.rstrip()} none: no GPU was found" if line.rstrip().endswith("are:") else line for line in shown
+        ]
         return "\n".join([what, *shown])
 
     def _read(self, output: IO[str]) -> None:
@@ -51,3 +55,12 @@ class ServerLog:
             with contextlib.suppress(Exception):
                 if self._on_line is not None:
                     self._on_line(line.rstrip("\n"))
+
+
+def _without_usage(lines: list[str]) -> list[str]:
+    """Of a wrong option, Triton says what is wrong before or after all of its options."""
+    usage = next((place for place, line in enumerate(lines) if line.startswith("Usage: tritonserver")), None)
+    if usage is None:
+        return lines
+    after = [line for line in lines[usage:] if line and not line.startswith(("\t", " ", "Usage"))]
+    return [*lines[:usage], *after[-1:]]
