@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from triton_diffusion.__main__ import main
 from triton_diffusion.cli import app
 from triton_diffusion.config import PARAMETERS
 from triton_diffusion.deployment import MODEL_OPTIONS, ServedModel, plan_models
@@ -175,3 +178,16 @@ def test_models_that_contradict_each_other_are_refused(
     model = None if model is None else model.format(checkpoint)
     with pytest.raises(ConfigurationError, match=message):
         plan(model, *(text.format(checkpoint) for text in named), **given)
+
+
+def test_ctrl_c_before_the_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "triton_diffusion.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "triton_diffusion.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
