@@ -66,7 +66,14 @@ Each parameter above is also an option of `triton-diffusion serve` and `init` (`
 
 {_options()}
 
-A deploy file holds these keys for one model; or `models`, with the keys of each model below its name; or vLLM-Omni's
+The command line wins over a deploy file. But `max_num_seqs` in one and a different `diffusion_batch_size` in the other
+is an error, since they are two names of one value.
+
+`serve` also takes options of the server (`triton-diffusion serve --help`); what they do not say,
+`--triton-option NAME=VALUE` gives to tritonserver as it is, once for each: `--triton-option trace-config=rate=1`.
+
+A deploy file holds these keys for one model (without `model`, for each `--model`); or `models`, with the keys of each
+model below its name; or vLLM-Omni's
 `stage_args`, a list of stages with the keys in `engine_args`. Of what else such a stage may say, `runtime.devices` is
 `gpus`, `runtime.num_replicas` is `instances`, `default_sampling_params` is itself, and the rest is taken where it says
 what is so here anyway:

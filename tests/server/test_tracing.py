@@ -23,7 +23,6 @@ from triton_diffusion_client import DiffusionClient, Receipt
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{SPAN}-01"
-FORWARD = ["--http-header-forward-pattern=traceparent", "--grpc-header-forward-pattern=traceparent"]
 STAGES = ["waiting", "encode", "denoise", "decode", "answer"]
 
 
@@ -47,7 +46,7 @@ def traced_server(repository: Path, collector: OtlpCollector) -> Iterator[Triton
     """Triton traces every request, and sends its own spans to the same collector."""
     settings = ["mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={collector.url}/v1/traces"]
     settings += ["opentelemetry,resource=service.name=triton", "opentelemetry,bsp_schedule_delay=100"]
-    arguments = [f"--trace-config={setting}" for setting in settings] + FORWARD
+    arguments = [f"--trace-config={setting}" for setting in settings]
     with TritonServer(repository, arguments=arguments) as server:
         yield server
 
@@ -118,7 +117,7 @@ def test_a_clients_traceparent_without_tritons_tracing_and_a_collector_that_goes
 ) -> None:
     with OtlpCollector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        with TritonServer(repository, arguments=FORWARD) as server:
+        with TritonServer(repository) as server:
             requests = {
                 "gRPC header": infer(server, headers={"traceparent": TRACEPARENT}),
                 "HTTP header": infer(server, tritonclient.http, headers={"traceparent": TRACEPARENT}),
