@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from collections.abc import Mapping
+
+
+FREE_PORTS = range(20_000, 32_768)
+"""Where free ports are looked for: below those that Linux gives to outgoing connections, any of which could take one
+while the models are loaded."""
 
 
 class PortError(ValueError):
@@ -14,10 +20,18 @@ class PortError(ValueError):
 
 def free_ports(count: int) -> list[int]:
     """`count` different free TCP ports; all sockets are held until all ports are known."""
-    sockets = [socket.socket() for _ in range(count)]
+    sockets: list[socket.socket] = []
     try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
+        for port in random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)):
+            if len(sockets) == count:
+                break
+            probe = socket.socket()
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                probe.close()
+            else:
+                sockets.append(probe)
         return [int(held.getsockname()[1]) for held in sockets]
     finally:
         for held in sockets:
