@@ -8,7 +8,6 @@ import random
 import socket
 from collections.abc import Mapping
 
-
 FREE_PORTS = range(20_000, 32_768)
 """Where free ports are looked for: below those that Linux gives to outgoing connections, any of which could take one
 while the models are loaded."""
