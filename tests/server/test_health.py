@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,8 +39,13 @@ def long_requests(server: TritonServer, model: str, count: int) -> Iterator[None
     prompt.set_data_from_numpy(np.array([[b"a cat"]], np.object_))
     parameters = {"num_inference_steps": 1000, "num_images_per_prompt": 8, "height": 128, "width": 128}
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        under_way = [client.async_infer(model, [prompt], callback=ignore, parameters=parameters) for _ in range(count)]
-        wait_for_running(server, model, 1)
+
+        def send() -> Any:
+            return client.async_infer(model, [prompt], callback=ignore, parameters=parameters)
+
+        under_way = [send()]
+        wait_for_running(server, model, 1)  # before the others come, so that it takes no place in the queue
+        under_way += [send() for _ in range(count - 1)]
         wait_for_waiting(server, model, count - 1)
         try:
             yield
