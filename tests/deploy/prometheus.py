@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -39,20 +41,30 @@ def binary(name: str) -> Path:
 def _unpack() -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         pytest.skip("needs prometheus and promtool in PATH: without apt-get, they cannot be downloaded")
-    # Lists and caches of our own: nothing of the system's is touched, and nobody has to be root.
-    for folder in ("lists/partial", "cache/archives/partial"):
-        (UNPACKED / folder).mkdir(parents=True, exist_ok=True)
-    options = {"Dir::State::Lists": UNPACKED / "lists", "Dir::Cache": UNPACKED / "cache"}
-    apt = ["apt-get", "-qq", *(f"--option={name}={value}" for name, value in options.items())]
-    if os.geteuid() == 0:
-        apt.append("--option=APT::Sandbox::User=root")
-    for command in ([*apt, "update"], [*apt, "download", "prometheus"]):
-        done = subprocess.run(command, cwd=UNPACKED, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"needs prometheus in PATH; it could not be downloaded: {done.stderr.strip()[-300:]}")
-    (package,) = UNPACKED.glob("prometheus_*.deb")
-    subprocess.run(["dpkg-deb", "--extract", package, UNPACKED / "unpacking"], check=True)
-    (UNPACKED / "unpacking").rename(UNPACKED / "root")
+    UNPACKED.mkdir(parents=True, exist_ok=True)
+    # Of this process alone, since tests run in several; nothing of the system's is touched, and nobody has to be root.
+    with tempfile.TemporaryDirectory(dir=UNPACKED) as name:
+        folder = Path(name)
+        for subfolder in ("lists/partial", "cache/archives/partial"):
+            (folder / subfolder).mkdir(parents=True)
+        options = {
+            "Dir::State::Lists": folder / "lists",
+            "Dir::Cache": folder / "cache",
+            "Acquire::Retries": 0,
+            "Acquire::http::Timeout": 20,
+            **({"APT::Sandbox::User": "root"} if os.geteuid() == 0 else {}),
+        }
+        apt = ["apt-get", "-qq", *(f"--option={name}={value}" for name, value in options.items())]
+        for command in ([*apt, "update"], [*apt, "download", "prometheus"]):
+            try:
+                subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=180)
+            except subprocess.SubprocessError as error:
+                reason = str(getattr(error, "stderr", None) or error).strip()[-300:]
+                pytest.skip(f"needs prometheus in PATH; it could not be downloaded: {reason}")
+        (package,) = folder.glob("prometheus_*.deb")
+        subprocess.run(["dpkg-deb", "--extract", package, folder / "root"], check=True)
+        with contextlib.suppress(OSError):  # another process was faster
+            (folder / "root").rename(UNPACKED / "root")
 
 
 class Prometheus:
