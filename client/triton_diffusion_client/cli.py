@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from triton_diffusion.field import Field
 from triton_diffusion.sampling_params import SAMPLING_FIELDS, SamplingParams
 from triton_diffusion_client.client import DiffusionClient
+from triton_diffusion_client.command_options import with_options
 from triton_diffusion_client.prompt import Prompt
 from triton_diffusion_client.result import GenerationResult, VideoFormat, file_stem
 
@@ -21,38 +22,22 @@ _NOT_OFFERED = {"output_format"}  # files are always PNG: they hold the paramete
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a typer command an option for each sampling parameter, collected in its argument `sampling_params`."""
-
-    def wrapper(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in options}
-        params = SamplingParams.parse({name: value for name, value in given.items() if value is not None})
-        command(**arguments, sampling_params=params)
-
-    options = {name: declared for name, declared in SAMPLING_FIELDS.items() if name not in _NOT_OFFERED}
-    own = [item for item in _parameters(command) if item.name != "sampling_params"]
-    offered = []
-    for name, declared in options.items():
-        flags = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else [])]
-        option = typer.Option(
-            *flags, help=declared.description, rich_help_panel="Sampling parameters", show_default=False
-        )
-        annotation: Any = Annotated[_TYPES[declared.kind] | None, option]
-        offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    wrapper.__signature__ = inspect.Signature([*own, *offered])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {item.name: item.annotation for item in [*own, *offered]}
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    return wrapper
+    """Give a typer command an option for each sampling parameter, collected in its argument `sampling_values`."""
+    options = {name: _option(declared) for name, declared in SAMPLING_FIELDS.items() if name not in _NOT_OFFERED}
+    return with_options(command, "sampling_values", options)
 
 
-def _parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
-    signature = inspect.signature(command, eval_str=True)
-    return [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in signature.parameters.values()]
+def _option(declared: Field) -> Any:
+    name = declared.name
+    flags = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else [])]
+    option = typer.Option(*flags, help=declared.description, rich_help_panel="Sampling parameters", show_default=False)
+    return Annotated[_TYPES[declared.kind] | None, option]
 
 
 @with_sampling_options
 def generate(
     prompts: Annotated[list[str], typer.Argument(help="Prompts; each is a request of its own.", show_default=False)],
-    sampling_params: SamplingParams,
+    sampling_values: dict[str, object],
     out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("pictures"),
     url: Annotated[
         str, typer.Option(help="Server; http:// in front uses HTTP instead of gRPC.", envvar="TRITON_DIFFUSION_URL")
@@ -70,6 +55,7 @@ def generate(
 ) -> None:
     """Generate pictures, and write them with their prompts, seeds and parameters inside."""
     console, errors = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
+    sampling_params = SamplingParams.parse(sampling_values)
     VideoFormat.usable(video_format)  # an error now, and not when the video is made
     requests = [_prompt(prompt, negative_prompt, image) for prompt in prompts]
     with DiffusionClient(url, model, timeout=timeout) as client:
