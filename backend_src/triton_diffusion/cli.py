@@ -125,8 +125,9 @@ def serve(
     if repository is not None:
         refuse_other_models(repository, models)
     if dry_run:
-        check_can_write(repository or Path(), models, force=force or repository is None)
-        show_files({(repository or Path()) / path: text for path, text in repository_files(models).items()})
+        files = repository_files(models)
+        check_can_write(repository or Path(), files, force=force or repository is None)
+        show_files({(repository or Path()) / path: text for path, text in files.items()})
         return
     with ExitStack() as stack:
         if repository is None:

@@ -46,9 +46,10 @@ def write_repository(directory: Path, models: Sequence[ServedModel], *, force: b
     Raises:
         ConfigurationError: a model of that name is there already; nothing is written.
     """
-    check_can_write(directory, models, force=force)
+    files = repository_files(models)
+    check_can_write(directory, files, force=force)
     written = []
-    for path, text in repository_files(models).items():
+    for path, text in files.items():
         written.append(directory / path)
         try:
             written[-1].parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +61,11 @@ def write_repository(directory: Path, models: Sequence[ServedModel], *, force: b
     return written
 
 
-def check_can_write(directory: Path, models: Sequence[ServedModel], *, force: bool) -> None:
+def check_can_write(directory: Path, files: Mapping[Path, str], *, force: bool) -> None:
     """
+    Args:
+        files: the text of each file, by its path in the repository.
+
     Raises:
         ConfigurationError: a model of that name is there already, and is another one; or nothing can be written there.
     """
@@ -70,14 +74,15 @@ def check_can_write(directory: Path, models: Sequence[ServedModel], *, force: bo
         raise ConfigurationError(f"{directory}: {nearest} is a file; the model repository is a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigurationError(f"{directory}: {nearest} cannot be written to; choose another folder")
-    for model in models:
+    for name in dict.fromkeys(path.parts[0] for path in files):
         same = all(
             (directory / path).is_file() and (directory / path).read_text() == text
-            for path, text in repository_files([model]).items()
+            for path, text in files.items()
+            if path.parts[0] == name
         )
-        if (directory / model.name).exists() and not same and not force:
+        if (directory / name).exists() and not same and not force:
             raise ConfigurationError(
-                f"{directory / model.name} is there already, and not the same; give --force to write over it, another "
+                f"{directory / name} is there already, and not the same; give --force to write over it, another "
                 "--name or another folder"
             )
 

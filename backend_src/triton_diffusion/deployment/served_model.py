@@ -98,10 +98,8 @@ def with_absolute_paths(given: Given, directory: Path) -> dict[str, str]:
     return absolute
 
 
-def _lora(value: object, directory: Path) -> object:
-    """A path, or whatever else it may be: a hub id."""
-    if not isinstance(value, str):
-        return value
+def _lora(value: str, directory: Path) -> str:
+    """The absolute path of an adapter, or its hub id."""
     is_path = value.startswith((".", "/", "~")) or (directory / value).exists()
     return _existing(value, directory, "loras") if is_path else value
 
