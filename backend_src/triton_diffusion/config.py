@@ -31,6 +31,11 @@ def _parameter(parse: Callable[[str], Any], default: Any, description: str) -> A
     return dataclasses.field(default=default, metadata={"parse": parse, "description": description})
 
 
+def _map_parameter(parse: Callable[[str], dict[str, Any]], description: str) -> Any:
+    """A parameter that is a JSON object, empty by default."""
+    return dataclasses.field(default_factory=dict, metadata={"parse": parse, "description": description})
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise ValueError(f"must be one of {', '.join(DTYPES)}")
@@ -145,14 +150,11 @@ class EngineConfig:
     pipeline_class: str = _parameter(
         str, "", "package.module:Class of your own; see docs/your-own-class.md. Default: as model_index.json says."
     )
-    pipeline_calls: dict[str, Any] = dataclasses.field(
-        default_factory=dict,
-        metadata={
-            "parse": _json_object,
-            "description": "JSON; diffusers' own switches: methods of the pipeline or of a component, by name, each "
-            "with its arguments, called when it is loaded: "
-            '`{"vae.enable_tiling": {}, "enable_model_cpu_offload": {}, "transformer.compile_repeated_blocks": {}}`.',
-        },
+    pipeline_calls: dict[str, Any] = _map_parameter(
+        _json_object,
+        "JSON; diffusers' own switches: methods of the pipeline or of a component, by name, each "
+        "with its arguments, called when it is loaded: "
+        '`{"vae.enable_tiling": {}, "enable_model_cpu_offload": {}, "transformer.compile_repeated_blocks": {}}`.',
     )
     decode_batch_size: int = _parameter(
         positive, 1, "Images decoded at once; 1 needs the least memory, and gives the bits of an image alone."
@@ -160,12 +162,9 @@ class EngineConfig:
     lora_directory: str = _parameter(
         str, "", "Holds a folder or a .safetensors file for each LoRA adapter; begin it with ./ as model."
     )
-    loras: dict[str, str] = dataclasses.field(
-        default_factory=dict,
-        metadata={
-            "parse": _string_map,
-            "description": "JSON; further LoRA adapters by name, each a directory, a .safetensors file or a hub id.",
-        },
+    loras: dict[str, str] = _map_parameter(
+        _string_map,
+        "JSON; further LoRA adapters by name, each a directory, a .safetensors file or a hub id.",
     )
     lora_mixed: bool = _parameter(
         _boolean, False, "Requests with different LoRA adapters and scales may share a forward pass."
@@ -181,12 +180,9 @@ class EngineConfig:
         SamplingParams(),
         "JSON; for requests that do not give them, before the pipeline's own.",
     )
-    from_pretrained: dict[str, Any] = dataclasses.field(
-        default_factory=dict,
-        metadata={
-            "parse": _json_object,
-            "description": "JSON; further arguments for diffusers' from_pretrained.",
-        },
+    from_pretrained: dict[str, Any] = _map_parameter(
+        _json_object,
+        "JSON; further arguments for diffusers' from_pretrained.",
     )
 
     @classmethod
@@ -224,13 +220,12 @@ class EngineConfig:
         batching = model_config.get("dynamic_batching", {})
         max_pixels = values.get("max_pixels", PARAMETERS["max_pixels"].default)
         for shape in values.get("warmup_shapes", ()):
-            # A side that is not given is as long as the other, as in a request.
-            height, width = shape.height or shape.width or 0, shape.width or shape.height or 0
-            if height * width > max_pixels:
+            if shape.num_pixels > max_pixels:
+                height, width = shape.height or shape.width, shape.width or shape.height
                 raise ConfigurationError(
                     f"config.pbtxt: parameter warmup_shapes: height={height} width={width} is more than max_pixels "
                     f"{max_pixels}, so no request may have it; choose a smaller shape, or set max_pixels to "
-                    f"{height * width}"
+                    f"{shape.num_pixels}"
                 )
         return cls(
             **{**values, "model": _resolved_model(values["model"], directory)},

@@ -65,10 +65,13 @@ class PendingRequest:
         self.wave_size = max(self.wave_size, requests)
         self.rows_per_step.append(rows)
 
+    def durations(self, output: DiffusionOutput | None) -> dict[str, float]:
+        """The seconds spent in each stage, those that a class's own `forward` reports included."""
+        return {**self.timeline.durations, **(output.stage_durations if output is not None else {})}
+
     def receipt(self, output: DiffusionOutput) -> Receipt:
         """The receipt that goes with `output`."""
-        durations = {**self.timeline.durations, **output.stage_durations}
-        milliseconds = {stage: round(seconds * 1000, 3) for stage, seconds in durations.items()}
+        milliseconds = {stage: round(seconds * 1000, 3) for stage, seconds in self.durations(output).items()}
         return Receipt(
             request_id=self.request.request_id,
             wave_id=self.wave_id,

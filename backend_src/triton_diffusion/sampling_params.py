@@ -98,6 +98,11 @@ class SamplingParams:
         """These parameters, with those of `defaults` where none is given."""
         return dataclasses.replace(defaults, **self.given())  # type: ignore[arg-type]
 
+    @property
+    def num_pixels(self) -> int:
+        """Height times width; a side that is not given counts as long as the other, and 0 if neither is."""
+        return (self.height or self.width or 0) * (self.width or self.height or 0)
+
     def row_seeds(self) -> list[int]:
         """The seed of each image of the request.
 

@@ -90,10 +90,10 @@ class PipelineAdapter(ABC):
             InvalidRequestError: naming the field, the value and the remedy.
         """
         self.loras.check(request.sampling_params, self.defaults)
-        height, width = request.sampling_params.height, request.sampling_params.width
-        if (height or width or 0) * (width or height or 0) > self.config.max_pixels:
+        params = request.sampling_params
+        if params.num_pixels > self.config.max_pixels:
             raise FieldValueError(
-                f"height={height} width={width}: too many pixels, at most {self.config.max_pixels} "
+                f"height={params.height} width={params.width}: too many pixels, at most {self.config.max_pixels} "
                 "(max_pixels in config.pbtxt)"
             )
 

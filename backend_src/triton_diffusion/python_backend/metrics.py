@@ -70,7 +70,7 @@ class EngineMetrics(EngineObserver):
             self._one("cancelled_steps_saved_total").increment(pending.steps_left)
         if not pending.has_started:
             self._one("admission_wait_seconds").observe(pending.timeline["waiting"].seconds)
-        durations = {**pending.timeline.durations, **(output.stage_durations if output is not None else {})}
+        durations = pending.durations(output)
         for stage in ("encode", "decode"):
             if stage in durations:
                 self._one(f"{stage}_seconds").observe(durations[stage])
