@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_diffusion.errors import ConfigurationError, InvalidRequestError, did_you_mean
+from triton_diffusion.paths import is_written_as_path, path_from
 from triton_diffusion.sampling_params import SamplingParams
 
 DTYPES = {
@@ -254,9 +255,9 @@ PARAMETERS: dict[str, dataclasses.Field[Any]] = {
 
 def _resolved_model(model: str, directory: Path) -> str:
     """The directory as an absolute path; anything that is not written as a path may be a hub id."""
-    path = (directory / model).expanduser()
+    path = path_from(directory, model)
     if path.is_dir():
         return str(path.resolve())
-    if model.startswith((".", "/", "~")):
+    if is_written_as_path(model):
         raise ConfigurationError(f"config.pbtxt: parameter model={model!r}: {path} is not a directory")
     return model

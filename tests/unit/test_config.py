@@ -33,6 +33,12 @@ def test_a_directory_is_looked_up_beside_model_py(tmp_path: Path) -> None:
     assert load(tmp_path, {"model": "stabilityai/stable-diffusion-3.5-medium"}).model.startswith("stabilityai/")
 
 
+def test_a_model_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "checkpoint").mkdir()
+    assert load(tmp_path / "elsewhere", {"model": "~/checkpoint"}).model == str(tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

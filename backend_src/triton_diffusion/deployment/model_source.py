@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.paths import path_from
 
 INDEX = "model_index.json"
 """What diffusers' save_pretrained writes into the directory of a checkpoint."""
@@ -22,7 +23,7 @@ def find_model(model: str, directory: Path) -> str:
     Raises:
         ConfigurationError: it is neither; the message says what was looked for.
     """
-    path = (directory / Path(model).expanduser()).absolute()
+    path = path_from(directory, model).absolute()
     if (path / INDEX).is_file():
         return str(path)
     if path.is_dir():

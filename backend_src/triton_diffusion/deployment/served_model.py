@@ -12,6 +12,7 @@ from triton_diffusion.config import PARAMETERS
 from triton_diffusion.deployment.model_options import MODEL_OPTIONS, Given
 from triton_diffusion.deployment.model_source import default_name, find_model
 from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.paths import is_written_as_path, path_from
 
 IMPORT_DIRECTORY = "import_directory"
 """What `with_absolute_paths` adds to the options: nobody gives it."""
@@ -100,12 +101,12 @@ def with_absolute_paths(given: Given, directory: Path) -> dict[str, str]:
 
 def _lora(value: str, directory: Path) -> str:
     """The absolute path of an adapter, or its hub id."""
-    is_path = value.startswith((".", "/", "~")) or (directory / value).exists()
+    is_path = is_written_as_path(value) or (directory / value).exists()
     return _existing(value, directory, "loras") if is_path else value
 
 
 def _existing(text: str, directory: Path, name: str) -> str:
-    path = (directory / Path(text).expanduser()).absolute()
+    path = path_from(directory, text).absolute()
     if not path.exists():
         raise ConfigurationError(f"{name}={text}: there is no {path}")
     return str(path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_diffusion.errors import ConfigurationError
+from triton_diffusion.paths import is_written_as_path, path_from
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """What an adapter may be called: no path, and nothing that separates names in a request."""
@@ -50,7 +51,7 @@ def find_loras(lora_directory: str, loras: Mapping[str, str], base: Path) -> lis
     Raises:
         ConfigurationError: there is no such directory or file, a name cannot be one, or an adapter is a pickle.
     """
-    found = _in_directory(base / Path(lora_directory).expanduser()) if lora_directory else []
+    found = _in_directory(path_from(base, lora_directory)) if lora_directory else []
     found += [_listed(name, source, base) for name, source in loras.items()]
     names = [adapter.name for adapter in found]
     for name in names:
@@ -74,10 +75,10 @@ def _in_directory(directory: Path) -> list[LoraFiles]:
 
 
 def _listed(name: str, source: str, base: Path) -> LoraFiles:
-    path = base / Path(source).expanduser()
+    path = path_from(base, source)
     if path.exists():
         return _at_path(name, path)
-    if source.startswith((".", "/", "~")) or Path(source).suffix.lower() in (".safetensors", *PICKLES):
+    if is_written_as_path(source) or Path(source).suffix.lower() in (".safetensors", *PICKLES):
         raise ConfigurationError(f"config.pbtxt: parameter loras: {name!r}: there is no {path}")
     return LoraFiles(name, source, ())
 
